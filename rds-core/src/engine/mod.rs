@@ -1,0 +1,1 @@
+//! Drives the protocol over real sockets.

@@ -1,0 +1,7 @@
+//! Counters and snapshots: one catalogue feeds `rds-info`, metrics and logs.
+
+mod counters;
+mod snapshot;
+
+pub use counters::{Counter, Counters};
+pub use snapshot::{ConnectionInfo, MessageInfo, PeerInfo, Snapshot, SocketInfo};

@@ -1,0 +1,98 @@
+//! What a node looks like at one moment.
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::Serialize;
+
+use super::Counters;
+
+/// A node at one moment: what `rds-info` shows.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The node's address.
+    pub address: IpAddr,
+    /// The number of this incarnation, as the handshake shows it.
+    pub generation: u32,
+    /// Bytes of received messages that no program has taken yet, with 48 bytes a message added.
+    pub receive_queued: u64,
+    /// Limit of the same.
+    pub receive_budget: u64,
+    /// All counters.
+    pub counters: Counters,
+    /// Known peers.
+    pub peers: Vec<PeerInfo>,
+    /// Bound sockets, ascending by port.
+    pub sockets: Vec<SocketInfo>,
+}
+
+/// One peer.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct PeerInfo {
+    /// Its address.
+    pub address: IpAddr,
+    /// `application`: a delivered message was accepted by the peer's node; `transport`: by its TCP;
+    /// `None` before the peer was ever seen.
+    pub delivery: Option<&'static str>,
+    /// The generation it showed, if any.
+    pub generation: Option<u32>,
+    /// Lanes in use.
+    pub lanes: u8,
+    /// Number of ports of it that are congested.
+    pub congested_ports: u32,
+    /// A line each lane.
+    pub connections: Vec<ConnectionInfo>,
+}
+
+/// One lane of a peer.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct ConnectionInfo {
+    /// Lane, 0 to 7.
+    pub lane: u8,
+    /// `down`, `connecting`, `handshake` or `up`.
+    pub state: &'static str,
+    /// Sequence number that the next message sent will have.
+    pub next_tx: u64,
+    /// One more than the sequence number accepted last.
+    pub next_rx: u64,
+    /// Messages that wait for their first transmission.
+    pub send_queue: Vec<MessageInfo>,
+    /// Messages sent and not acknowledged.
+    pub retransmit_queue: Vec<MessageInfo>,
+}
+
+/// One message in a queue.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
+pub struct MessageInfo {
+    /// Its sequence number; 0 while it has none.
+    pub sequence: u64,
+    /// Payload bytes.
+    pub len: u32,
+    /// Sender's port.
+    pub local_port: u16,
+    /// Receiver's port.
+    pub remote_port: u16,
+    /// Whether it was sent on an earlier connection.
+    pub retransmitted: bool,
+}
+
+/// One socket.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[non_exhaustive]
+pub struct SocketInfo {
+    /// Where it is bound.
+    pub bound: SocketAddr,
+    /// Its send buffer, in payload bytes.
+    pub send_buffer: u64,
+    /// Payload bytes queued and not acknowledged.
+    pub send_queued: u64,
+    /// Its receive buffer, in payload bytes.
+    pub receive_buffer: u64,
+    /// Payload bytes received and not taken, as far as the node has been told.
+    pub receive_queued: u64,
+    /// Whether its port is congested.
+    pub congested: bool,
+}

@@ -1,0 +1,90 @@
+//! How own peers recognise each other: four bytes in the header's padding.
+//!
+//! Kernels send zero there and ignore what they get. Only congestion maps and handshake messages carry an
+//! identity. Specified in `docs/protocol.md`, section "Identity".
+
+const MAGIC: [u8; 2] = *b"uR";
+/// Version of what own peers say beyond Linux.
+pub const VERSION: u8 = 1;
+
+/// What an own peer can do beyond Linux.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Capabilities(pub u8);
+
+impl Capabilities {
+    /// Acknowledges in `h_ack` what its node has accepted.
+    pub const ACKS: Self = Self(0x01);
+    /// Advertises how many bytes it will take.
+    pub const WINDOW: Self = Self(0x02);
+    /// Segments large messages so that they can be mapped.
+    pub const SEGMENTATION: Self = Self(0x04);
+    /// Takes messages above 1 MiB.
+    pub const LARGE_MESSAGES: Self = Self(0x08);
+
+    /// Whether every bit of `other` is set.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These bits and those of `other`.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// The bits that both have.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+/// Who is at the other end, as its padding bytes tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Identity {
+    /// Linux, or whatever speaks as it does.
+    #[default]
+    Kernel,
+    /// A userspace node.
+    Own {
+        /// The sender's version of the own-peer protocol.
+        version: u8,
+        /// What the sender can do.
+        capabilities: Capabilities,
+    },
+}
+
+impl Identity {
+    /// Our own, with `capabilities`.
+    #[must_use]
+    pub const fn ours(capabilities: Capabilities) -> Self {
+        Self::Own { version: VERSION, capabilities }
+    }
+
+    /// Reads the padding of a map or handshake message. A version of 0 is nobody's.
+    #[must_use]
+    pub const fn decode(padding: [u8; 4]) -> Self {
+        match padding {
+            [a, b, version, capabilities] if a == MAGIC[0] && b == MAGIC[1] && version != 0 => {
+                Self::Own { version, capabilities: Capabilities(capabilities) }
+            }
+            _ => Self::Kernel,
+        }
+    }
+
+    /// The padding bytes.
+    #[must_use]
+    pub const fn encode(self) -> [u8; 4] {
+        match self {
+            Self::Kernel => [0; 4],
+            Self::Own { version, capabilities } => [MAGIC[0], MAGIC[1], version, capabilities.0],
+        }
+    }
+
+    /// Whether a userspace node sent it.
+    #[must_use]
+    pub const fn is_own(self) -> bool {
+        matches!(self, Self::Own { .. })
+    }
+}
