@@ -106,9 +106,13 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let done = match Cli::parse().command {
         Command::Recv(common) => run(&settings(common)),
-        Command::Send(s) | Command::Both(s) => {
-            run(&Settings { targets: s.to, seed: s.seed, longest: s.longest, rate: s.rate, ..settings(s.common) })
-        }
+        Command::Send(s) | Command::Both(s) => run(&Settings {
+            targets: s.to,
+            seed: s.seed,
+            longest: s.longest,
+            rate: s.rate,
+            ..settings(s.common)
+        }),
         Command::Check { logs } => compare(&logs),
     };
     match done {

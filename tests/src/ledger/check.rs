@@ -143,7 +143,8 @@ pub fn check(logs: &[Found], limits: Limits) -> Report {
 impl Check {
     fn sent(&mut self, log: &Found) {
         let owner = log.owner;
-        let life = Life { incarnation: owner.incarnation, ended: log.ended(), receive_buffer: owner.receive_buffer };
+        let life =
+            Life { incarnation: owner.incarnation, ended: log.ended(), receive_buffer: owner.receive_buffer };
         self.lives.entry(owner.socket).or_default().push(life);
         for r in &log.records {
             if r.event == Event::Bound {
@@ -192,8 +193,12 @@ impl Check {
     fn received(&mut self, log: &Found) {
         for r in &log.records {
             if r.event == Event::Damaged {
-                self.report.broken(|| format!("{} in incarnation {} got a damaged message, number {} or so, from {}",
-                    log.owner.socket, log.owner.incarnation, r.id.number, r.id.pair.source));
+                self.report.broken(|| {
+                    format!(
+                        "{} in incarnation {} got a damaged message, number {} or so, from {}",
+                        log.owner.socket, log.owner.incarnation, r.id.number, r.id.pair.source
+                    )
+                });
             }
             if r.event != Event::Received {
                 continue;
@@ -206,7 +211,12 @@ impl Check {
                 continue;
             };
             if fate.by != 0 {
-                self.report.broken(|| format!("{:?}: received twice, by incarnations {} and {}", r.id, fate.by, log.owner.incarnation));
+                self.report.broken(|| {
+                    format!(
+                        "{:?}: received twice, by incarnations {} and {}",
+                        r.id, fate.by, log.owner.incarnation
+                    )
+                });
             }
             if fate.len != r.len {
                 self.report.broken(|| format!("{:?}: {} bytes sent, {} received", r.id, fate.len, r.len));
@@ -227,13 +237,20 @@ impl Check {
 
     /// Walks along what one incarnation of a socket sent to another socket.
     fn stream(&mut self, pair: Pair, sender: u32, fates: &[Fate]) {
-        let killed = self.lives.get(&pair.source).into_iter().flatten().any(|l| l.incarnation == sender && !l.ended);
+        let killed =
+            self.lives.get(&pair.source).into_iter().flatten().any(|l| l.incarnation == sender && !l.ended);
         let lives = self.lives.get(&pair.destination).cloned().unwrap_or_default();
-        let (first, last) = (lives.first().map_or(0, |l| l.incarnation), lives.last().map_or(0, |l| l.incarnation));
+        let (first, last) =
+            (lives.first().map_or(0, |l| l.incarnation), lives.last().map_or(0, |l| l.incarnation));
         // The incarnation that received last, whether something is missing since, and whether something unknown is.
         let (mut now, mut hole, mut unknown) = (0, false, false);
         for (number, fate) in fates.iter().enumerate() {
-            let name = || format!("message {number} of incarnation {sender} from {} to {}", pair.source, pair.destination);
+            let name = || {
+                format!(
+                    "message {number} of incarnation {sender} from {} to {}",
+                    pair.source, pair.destination
+                )
+            };
             if fate.accepted && fate.outcome.is_none() {
                 if killed {
                     self.report.in_flight += 1;
@@ -246,14 +263,22 @@ impl Check {
                     self.report.broken(|| format!("{}: refused, but received", name()));
                 }
                 if fate.by < now {
-                    self.report.broken(|| format!("{}: received by incarnation {}, a later one had earlier ones", name(), fate.by));
+                    self.report.broken(|| {
+                        format!(
+                            "{}: received by incarnation {}, a later one had earlier ones",
+                            name(),
+                            fate.by
+                        )
+                    });
                 } else if fate.by == now && hole {
                     self.report.broken(|| format!("{}: received by incarnation {now} after a hole", name()));
                 } else if fate.by == first && hole {
-                    self.report.broken(|| format!("{}: the first received, but earlier ones were not", name()));
+                    self.report
+                        .broken(|| format!("{}: the first received, but earlier ones were not", name()));
                 }
                 if fate.outcome == Some(Event::Unknown) && fate.by == last {
-                    self.report.broken(|| format!("{}: unknown, but received by the last incarnation", name()));
+                    self.report
+                        .broken(|| format!("{}: unknown, but received by the last incarnation", name()));
                 }
                 (now, hole, unknown) = (fate.by, false, false);
                 continue;
@@ -263,18 +288,21 @@ impl Check {
                 Some(Event::Unknown) => {
                     (hole, unknown) = (true, true);
                     if last <= now.max(first) {
-                        self.report.broken(|| format!("{}: unknown, but the receiver did not restart", name()));
+                        self.report
+                            .broken(|| format!("{}: unknown, but the receiver did not restart", name()));
                     }
                 }
                 Some(_) => {
                     let next = fates[number..].iter().map(|f| f.by).find(|by| *by != 0).unwrap_or(u32::MAX);
                     // Killed incarnations that may have had it in their queue.
                     let from = if unknown { now + 1 } else { now };
-                    let mut holders = lives.iter().filter(|l| !l.ended && (from.max(1)..next).contains(&l.incarnation));
+                    let mut holders =
+                        lives.iter().filter(|l| !l.ended && (from.max(1)..next).contains(&l.incarnation));
                     if let Some(life) = holders.next() {
                         hole = true;
                         self.report.lost_in_killed += 1;
-                        *self.lost.entry((pair.destination, life.incarnation)).or_default() += u64::from(fate.len);
+                        *self.lost.entry((pair.destination, life.incarnation)).or_default() +=
+                            u64::from(fate.len);
                     } else if next != u32::MAX && next > now {
                         self.report.lost_before_bind += 1;
                         *self.missed.entry((*pair.destination.ip(), next)).or_default() += 1;

@@ -109,7 +109,9 @@ fn unknown_needs_a_restart_and_never_reaches_the_new_incarnation() {
     let sent = || end(sender(1, &[Some(APP), Some(Event::Unknown), Some(APP)]));
     keeps(&[sent(), receiver(1, &[(1, 0)]), end(receiver(2, &[(1, 2)]))]);
     keeps(&[sent(), receiver(1, &[(1, 0), (1, 1)]), end(receiver(2, &[(1, 2)]))]);
-    breaks(&[sent(), end(receiver(1, &[(1, 0), (1, 1), (1, 2)]))], "did not restart");
+    let last = end(sender(1, &[Some(APP), Some(Event::Unknown)]));
+    breaks(&[last, end(receiver(1, &[(1, 0)]))], "did not restart");
+    breaks(&[sent(), end(receiver(1, &[(1, 0), (1, 1), (1, 2)]))], "by the last incarnation");
     breaks(&[sent(), receiver(1, &[(1, 0)]), end(receiver(2, &[(1, 1), (1, 2)]))], "by the last incarnation");
 }
 

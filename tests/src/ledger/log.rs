@@ -59,7 +59,10 @@ impl Event {
     /// Whether the sender learns by this how a message ended.
     #[must_use]
     pub fn is_outcome(self) -> bool {
-        matches!(self, Self::DeliveredApplication | Self::DeliveredTransport | Self::Unknown | Self::Cancelled)
+        matches!(
+            self,
+            Self::DeliveredApplication | Self::DeliveredTransport | Self::Unknown | Self::Cancelled
+        )
     }
 }
 
@@ -98,7 +101,8 @@ impl Log {
     /// # Errors
     /// The file cannot be made.
     pub fn create(dir: &Path, owner: Owner) -> io::Result<Self> {
-        let path = dir.join(format!("{}-{}-{}.log", owner.socket.ip(), owner.socket.port(), owner.incarnation));
+        let path =
+            dir.join(format!("{}-{}-{}.log", owner.socket.ip(), owner.socket.port(), owner.incarnation));
         let mut file = OpenOptions::new().append(true).create_new(true).open(path)?;
         let mut line = serde_json::to_vec(&owner)?;
         line.push(b'\n');
@@ -184,7 +188,8 @@ pub fn read_all(dir: &Path) -> io::Result<Vec<Found>> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if path.extension().is_some_and(|e| e == "log") {
-            found.push(read(&path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?);
+            found
+                .push(read(&path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?);
         }
     }
     found.sort_by_key(|f| f.owner);

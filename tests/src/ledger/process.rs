@@ -118,7 +118,8 @@ impl Plan {
         command.args(["--ports", &list(&self.ports.iter().map(u16::to_string).collect::<Vec<_>>())]);
         command.arg("--logs").arg(&self.logs).args(["--incarnation", &self.incarnation.to_string()]);
         if !self.targets.is_empty() {
-            command.args(["--to", &list(&self.targets.iter().map(SocketAddrV4::to_string).collect::<Vec<_>>())]);
+            command
+                .args(["--to", &list(&self.targets.iter().map(SocketAddrV4::to_string).collect::<Vec<_>>())]);
         }
         command.args(&self.more).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(File::create(&errors).unwrap_or_else(|e| panic!("{}: {e}", errors.display())));
@@ -161,10 +162,20 @@ impl Process {
             match self.progress.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(progress) => self.last = progress,
                 Err(RecvTimeoutError::Timeout) => {
-                    panic!("{}: waited in vain until {what}; last {:?}\n{}", self.name, self.last, self.errors())
+                    panic!(
+                        "{}: waited in vain until {what}; last {:?}\n{}",
+                        self.name,
+                        self.last,
+                        self.errors()
+                    )
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    panic!("{}: died while waiting until {what}; last {:?}\n{}", self.name, self.last, self.errors())
+                    panic!(
+                        "{}: died while waiting until {what}; last {:?}\n{}",
+                        self.name,
+                        self.last,
+                        self.errors()
+                    )
                 }
             }
             if so(&self.last) {

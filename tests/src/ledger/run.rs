@@ -164,7 +164,9 @@ impl Shared {
     }
 
     fn progress(&self, node: &Node) -> Progress {
-        let each = |of: fn(&Tally) -> &AtomicU64| self.tallies.iter().map(|t| of(t).load(Relaxed)).collect::<Vec<_>>();
+        let each = |of: fn(&Tally) -> &AtomicU64| {
+            self.tallies.iter().map(|t| of(t).load(Relaxed)).collect::<Vec<_>>()
+        };
         let counters = node.snapshot().counters;
         Progress {
             accepted: each(|t| &t.accepted),
@@ -233,11 +235,19 @@ pub fn run(settings: &Settings) -> Result<(), String> {
             incarnation: settings.incarnation,
             receive_buffer: settings.receive_buffer,
         };
-        let mut log = Log::create(&settings.logs, owner).map_err(|e| format!("cannot make the log of {}: {e}", owner.socket))?;
+        let mut log = Log::create(&settings.logs, owner)
+            .map_err(|e| format!("cannot make the log of {}: {e}", owner.socket))?;
         log.bound(std::mem::take(&mut dropped)).map_err(|e| format!("cannot write the log: {e}"))?;
         let load = Load { longest: settings.longest, rate: settings.rate };
-        let worker =
-            Worker::new(socket, index, settings.incarnation, &settings.targets, load, log, Arc::clone(&shared));
+        let worker = Worker::new(
+            socket,
+            index,
+            settings.incarnation,
+            &settings.targets,
+            load,
+            log,
+            Arc::clone(&shared),
+        );
         let ended = ended.clone();
         std::thread::spawn(move || ended.send(worker.work()));
     }
@@ -260,7 +270,9 @@ pub fn run(settings: &Settings) -> Result<(), String> {
                 left -= 1;
             }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Err(e @ mpsc::RecvTimeoutError::Disconnected) => return Err(format!("a socket's thread died: {e}")),
+            Err(e @ mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(format!("a socket's thread died: {e}"));
+            }
         }
     }
     report(&shared.progress(&node))?;

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rds_client::{Bytes, Event as Got, Guarantee, Outcome, Readiness, RecvError, Socket, Token, TrySendError};
+use rds_client::{
+    Bytes, Event as Got, Guarantee, Outcome, Readiness, RecvError, Socket, Token, TrySendError,
+};
 
 use super::log::{Event, Log};
 use super::message::{self, Id, Pair};
@@ -151,7 +153,10 @@ impl Worker {
 
     fn ended(&mut self, token: Token, outcome: Outcome) -> Result<(), String> {
         let Some((target, number, len)) = self.unfinished.remove(&token) else {
-            return Err(format!("{}: {token:?} ended as {outcome:?}, but it is not the token of an unfinished message", self.local));
+            return Err(format!(
+                "{}: {token:?} ended as {outcome:?}, but it is not the token of an unfinished message",
+                self.local
+            ));
         };
         let tally = self.shared.tally(self.index);
         let (count, event) = match outcome {
@@ -179,7 +184,11 @@ impl Worker {
                 match self.socket.try_send_tracked(payload, pair.destination.into()) {
                     Ok(token) => {
                         self.unfinished.insert(token, (index, number, len));
-                        self.log.add(Event::Accepted, &Id { pair, incarnation: self.incarnation, number }, len);
+                        self.log.add(
+                            Event::Accepted,
+                            &Id { pair, incarnation: self.incarnation, number },
+                            len,
+                        );
                         self.shared.tally(self.index).accepted.fetch_add(1, Relaxed);
                         sent += 1;
                     }
