@@ -92,6 +92,7 @@ enum Command {
 struct Counts {
     accepted: AtomicU64,
     broken: AtomicU64,
+    refused: AtomicU64,
     open: AtomicUsize,
 }
 
@@ -158,6 +159,12 @@ impl Proxy {
     #[must_use]
     pub fn broken(&self) -> u64 {
         self.counts.broken.load(Relaxed)
+    }
+
+    /// Connections that were refused ([`Proxy::refuse`]).
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.counts.refused.load(Relaxed)
     }
 
     /// Connections that are open.

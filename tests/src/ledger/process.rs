@@ -88,6 +88,12 @@ impl Plan {
         }
     }
 
+    /// The node's address.
+    #[must_use]
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
     /// Makes it send to every socket of `other`.
     #[must_use]
     pub fn sending_to(mut self, other: &Self) -> Self {

@@ -145,6 +145,7 @@ impl Worker {
                 let target = route.target;
                 if self.refuse {
                     reset(stream);
+                    self.counts.refused.fetch_add(1, Relaxed);
                     continue;
                 }
                 match Link::open(stream, from, target) {
