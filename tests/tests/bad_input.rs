@@ -53,6 +53,7 @@ impl Scene {
         socket.connect(&SocketAddr::from(([127, 61, self.net, 200], NODE)).into())?;
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         Ok(stream)
     }
 
@@ -142,7 +143,8 @@ fn read_until(stream: &mut TcpStream, so: impl Fn(&Header) -> bool) {
         stream.read_exact(&mut header).expect("the victim speaks");
         let header = Header::decode(&header);
         assert!(header.len <= MAX_MESSAGE);
-        io::copy(&mut stream.by_ref().take(header.len.into()), &mut io::sink()).expect("the victim speaks");
+        io::copy(&mut Read::by_ref(stream).take(header.len.into()), &mut io::sink())
+            .expect("the victim speaks");
         if so(&header) {
             return;
         }
@@ -298,7 +300,7 @@ fn a_flood_of_connections_is_refused_at_the_limit() {
 
 #[test]
 fn a_peer_that_comes_after_the_bad_ones_is_served() {
-    let mut scene = Scene::new("after", 8);
+    let scene = Scene::new("after", 8);
     for host in 1..20 {
         let stream = scene.attack(host, &[0xff; 4096]);
         until_closed(stream);
