@@ -88,7 +88,11 @@ impl CongestionMap {
             ..Header::default()
         };
         let mut message = Vec::with_capacity(super::HEADER_LEN + MAP_LEN);
-        message.extend_from_slice(&if identity.is_own() { header.encode_with_checksum() } else { header.encode() });
+        message.extend_from_slice(&if identity.is_own() {
+            header.encode_with_checksum()
+        } else {
+            header.encode()
+        });
         message.extend_from_slice(&self.encode()[..]);
         message.into()
     }

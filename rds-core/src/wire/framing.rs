@@ -12,7 +12,9 @@ use super::{HEADER_LEN, Header, checksum};
 #[non_exhaustive]
 pub enum FramingError {
     /// The announced payload is larger than this connection's limit.
-    #[error("header at stream offset {offset} announces {len} payload bytes, the limit is {limit}: framing lost")]
+    #[error(
+        "header at stream offset {offset} announces {len} payload bytes, the limit is {limit}: framing lost"
+    )]
     Oversized {
         /// Announced length, in bytes.
         len: u32,
