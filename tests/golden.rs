@@ -8,6 +8,11 @@ use rds_core::wire::{
 };
 use rds_tests::captures::{self, Direction, Kind, Stream};
 
+#[path = "../rds-core/tests/pieces/mod.rs"]
+mod pieces;
+
+use pieces::Cut;
+
 /// A message of a stream, and where it begins in it.
 struct Message<'a> {
     at: usize,
@@ -99,6 +104,21 @@ fn every_captured_stream_holds_the_messages_that_the_table_lists() {
             .iter()
             .map(|m| (kind(&m.header, m.payload), m.header.flags.contains(Flags::RETRANSMITTED), m.whole));
         assert_eq!(have.collect::<Vec<_>>(), want.collect::<Vec<_>>(), "{name}: kind, retransmitted, whole");
+    }
+}
+
+/// Pieces of a segment's size, as Linux sends them, and of a size that cuts through every header.
+#[test]
+fn every_captured_stream_gives_the_same_messages_in_pieces() {
+    for stream in captures::all() {
+        let whole = pieces::read(&stream.bytes, &[], MAX_MESSAGE);
+        assert_eq!(whole.messages.len(), stream.messages, "{}", label(&stream));
+        for (len, past) in [(1448, false), (1448, true), (47, false)] {
+            // Every second piece is read past the decoder where there is a payload to take.
+            let cuts = (0..stream.bytes.len() / len).map(|i| Cut { len, past: past && i % 2 == 1 });
+            let cut = pieces::read(&stream.bytes, &cuts.collect::<Vec<_>>(), MAX_MESSAGE);
+            assert!(cut == whole, "{} in pieces of {len} bytes", label(&stream));
+        }
     }
 }
 
@@ -244,12 +264,11 @@ fn a_sender_numbers_its_messages_in_order_on_each_connection() {
     for stream in captures::all() {
         let mut last = HashMap::new();
         for Message { at, header, payload, .. } in parse(&stream) {
-            if let (Kind::Data, Some(number)) = (kind(&header, payload), number_in(payload)) {
-                if let Some((sequence, before)) =
+            if let (Kind::Data, Some(number)) = (kind(&header, payload), number_in(payload))
+                && let Some((sequence, before)) =
                     last.insert((header.sport, header.dport), (header.sequence, number))
-                {
-                    assert!(sequence < header.sequence && before < number, "{} at {at}", label(&stream));
-                }
+            {
+                assert!(sequence < header.sequence && before < number, "{} at {at}", label(&stream));
             }
         }
     }

@@ -1,5 +1,8 @@
 //! What holds of the wire format for all inputs.
 
+mod pieces;
+
+use pieces::Cut;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rds_core::wire::congestion::MAP_LEN;
@@ -10,65 +13,6 @@ use rds_core::wire::{
 
 /// Largest payload that the streams here may have, in bytes.
 const LIMIT: u32 = 200;
-
-/// What a reader of a stream sees in the end.
-#[derive(Debug, Default, PartialEq)]
-struct Seen {
-    messages: Vec<(Header, Vec<u8>)>,
-    offset: u64,
-    missing: usize,
-    at_boundary: bool,
-    error: Option<FramingError>,
-}
-
-/// Reads `stream` in pieces of `cuts` bytes, the last piece being the rest. A cut with `true` lets the reader
-/// take what is missing of a payload from the stream itself, as a read into the message's own buffer does.
-fn read(stream: &[u8], cuts: &[(usize, bool)]) -> Seen {
-    let mut seen = Seen::default();
-    let mut decoder = Decoder::new();
-    let mut rest = stream;
-    for (n, past) in cuts.iter().copied().chain([(usize::MAX, false)]) {
-        if past {
-            let n = n.min(decoder.missing()).min(rest.len());
-            let (direct, behind) = rest.split_at(n);
-            if n > 0 {
-                seen.messages.last_mut().expect("a message was begun").1.extend_from_slice(direct);
-                decoder.advance_payload(n);
-            }
-            rest = behind;
-            continue;
-        }
-        let (mut piece, behind) = rest.split_at(n.min(rest.len()));
-        rest = behind;
-        loop {
-            let before = piece.len();
-            match decoder.next(&mut piece, LIMIT) {
-                Ok(Item::NeedMore) => break assert!(piece.is_empty()),
-                Ok(Item::Message { header, payload }) => {
-                    assert_eq!(payload.len(), header.len as usize);
-                    seen.messages.push((header, payload.to_vec()));
-                }
-                Ok(Item::Begin { header }) => seen.messages.push((header, Vec::new())),
-                Ok(Item::Chunk { data, last }) => {
-                    assert!(!data.is_empty());
-                    assert_eq!(last, decoder.missing() == 0);
-                    seen.messages.last_mut().expect("a message was begun").1.extend_from_slice(data);
-                }
-                Err(e) => {
-                    seen.error = Some(e);
-                    break;
-                }
-            }
-            assert!(piece.len() < before, "an item takes at least a byte");
-        }
-        if seen.error.is_some() {
-            break;
-        }
-    }
-    (seen.offset, seen.missing, seen.at_boundary) =
-        (decoder.offset(), decoder.missing(), decoder.at_boundary());
-    seen
-}
 
 prop_compose! {
     fn header()(
@@ -114,9 +58,14 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-fn cuts() -> impl Strategy<Value = Vec<(usize, bool)>> {
+/// Reads `stream` with this file's limit.
+fn read(stream: &[u8], cuts: &[Cut]) -> pieces::Seen {
+    pieces::read(stream, cuts, LIMIT)
+}
+
+fn cuts() -> impl Strategy<Value = Vec<Cut>> {
     let size = prop_oneof![Just(0usize), Just(1), 1usize..10, Just(HEADER_LEN), 1usize..300];
-    vec((size, any::<bool>()), 0..60)
+    vec((size, any::<bool>()).prop_map(|(len, past)| Cut { len, past }), 0..60)
 }
 
 fn ports() -> impl Strategy<Value = Vec<u16>> {

@@ -73,6 +73,15 @@ mod tests {
     }
 
     #[test]
+    fn a_field_of_which_one_byte_is_zero_is_a_checksum() {
+        for field in [[0, 1], [1, 0]] {
+            let mut header = [0; HEADER_LEN];
+            header[30..32].copy_from_slice(&field);
+            assert!(!verify(&header));
+        }
+    }
+
+    #[test]
     fn a_true_result_of_zero_stays_zero() {
         let mut header = [0; HEADER_LEN];
         header[..2].copy_from_slice(&[0xff, 0xff]);
