@@ -1,1 +1,3 @@
 //! Shared parts of the whole-system tests.
+
+pub mod captures;

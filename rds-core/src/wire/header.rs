@@ -62,6 +62,7 @@ pub struct Header {
 impl Header {
     /// Decodes a header. Every byte pattern is a header; what is plausible is the reader's to judge.
     #[must_use]
+    #[inline]
     pub fn decode(b: &[u8; HEADER_LEN]) -> Self {
         let [
             s0,
@@ -114,6 +115,7 @@ impl Header {
 
     /// Encodes the header with `csum` as it stands.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut b = [0; HEADER_LEN];
         b[0..8].copy_from_slice(&self.sequence.to_be_bytes());
@@ -169,3 +171,6 @@ impl Header {
         Identity::decode(self.padding)
     }
 }
+
+#[cfg(test)]
+mod tests;
