@@ -1,1 +1,4 @@
 //! Shared parts of the whole-system tests.
+
+#[cfg(doctest)]
+mod book;
