@@ -15,15 +15,15 @@ test *filter:
 
 # Only the simulator's tests.
 sim *args:
-    cargo test -p rds-tests --release --test sim -- {{ args }}
+    cargo test -p rds-tests --release --test sim {{ if args == "" { "" } else { "-- " + args } }}
 
 # Measure both ends in one process over loopback: `just stress -q 64K -d 8 -T 10`.
 stress *args="-T 5":
     cargo run --release --bin rds-stress -- --loopback {{ args }}
 
-# Fuzz one target until stopped (needs a nightly toolchain and cargo-fuzz): `just fuzz framing`.
-fuzz target *args:
-    cargo +nightly fuzz run {{ target }} -- {{ args }}
+# Fuzz, every target or those named, for some seconds each: `just fuzz 60 stream`.
+fuzz seconds="10" *targets:
+    .ci/fuzz {{ seconds }} {{ targets }}
 
 # Benchmarks.
 bench *args:
