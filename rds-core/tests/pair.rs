@@ -128,6 +128,17 @@ impl Pair {
     }
 
     fn step(&mut self) -> bool {
+        let busy = self.write() | self.read();
+        if busy {
+            return true;
+        }
+        for side in 0..2 {
+            self.sides[side].node.flush_acks();
+        }
+        self.write()
+    }
+
+    fn write(&mut self) -> bool {
         let mut busy = false;
         for side in 0..2 {
             while let Some(action) = self.sides[side].node.poll_action(self.now) {
@@ -145,6 +156,13 @@ impl Pair {
                 wire.to[1 - side].extend(bytes);
                 self.sides[side].node.end_transmit(self.now, conn, n, false);
             }
+        }
+        busy
+    }
+
+    fn read(&mut self) -> bool {
+        let mut busy = false;
+        for side in 0..2 {
             for w in 0..self.wires.len() {
                 let wire = &mut self.wires[w];
                 let Some(id) = wire.ids[side] else { continue };
@@ -164,15 +182,6 @@ impl Pair {
                     assert!(!got.more);
                     self.wires[w].kept[side] = input.split_off(got.consumed);
                 }
-            }
-        }
-        if !busy {
-            for side in 0..2 {
-                self.sides[side].node.flush_acks();
-                busy |= self.sides[side].node.poll_transmit().is_some_and(|c| {
-                    self.sides[side].node.writable(c);
-                    true
-                });
             }
         }
         busy
@@ -282,6 +291,7 @@ fn messages_survive_cuts_exactly_once() {
             p.step();
         }
         if i % 10 == 9 {
+            p.write();
             p.cut();
         }
         if i % 25 == 0 {
