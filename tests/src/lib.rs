@@ -2,3 +2,6 @@
 
 pub mod ledger;
 pub mod proxy;
+#[cfg(doctest)]
+mod book;
+pub mod captures;
