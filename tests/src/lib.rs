@@ -1,7 +1,7 @@
 //! Shared parts of the whole-system tests.
 
-pub mod ledger;
-pub mod proxy;
 #[cfg(doctest)]
 mod book;
 pub mod captures;
+pub mod ledger;
+pub mod proxy;
