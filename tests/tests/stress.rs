@@ -104,7 +104,8 @@ fn verified(net: u8, active_is_smaller: bool, dial: u16, load: &[&str]) -> [serd
     let mut passive = Stress::start(passive_at, dial, &[]);
     passive.says("waiting for incoming connection");
     let seconds = seconds();
-    let options = [&["-s", &passive_at.to_string(), "-T", &seconds, "-v"], load].concat();
+    let host = passive_at.to_string();
+    let options = [&["-s", &host, "-T", &seconds, "-v"], load].concat();
     let active = Stress::start(active_at, dial, &options);
     let reports = [active.end(), passive.end()];
     for report in &reports {
