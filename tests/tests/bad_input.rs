@@ -34,6 +34,8 @@ impl Scene {
         let (victim, friend) = (plan(200), plan(201));
         let (mut victim, mut friend) = (victim.clone().sending_to(&friend), friend.sending_to(&victim));
         let (mut victim, mut friend) = (victim.start(), friend.start());
+        victim.load();
+        friend.load();
         victim.receives(1000);
         friend.receives(1000);
         let before = victim.memory();
@@ -310,6 +312,7 @@ fn a_peer_that_comes_after_the_bad_ones_is_served() {
     let victim = Plan::new(PROGRAM, &scene.scratch, Ipv4Addr::new(127, 61, 8, 200), &[10, 11]);
     let late = late.with("listen-port", NODE).with("dial-port", NODE).with("rate", 1000);
     let mut late = late.sending_to(&victim).start();
+    late.load();
     late.delivers(500);
     late.drain();
     late.drained();

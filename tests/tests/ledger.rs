@@ -79,6 +79,13 @@ fn two(name: &str, net: u8, dial: u16) -> Two {
 }
 
 impl Two {
+    /// Both, sending once both have bound their sockets.
+    fn start(&mut self) -> [Process; 2] {
+        let mut both = [self.near.start(), self.far.start()];
+        both.iter_mut().for_each(Process::load);
+        both
+    }
+
     /// The routes of a proxy between them.
     fn routes(&self) -> [Route; 2] {
         [&self.near, &self.far].map(|plan| Route::to(plan.address(), NODE, PROXY))
@@ -101,7 +108,7 @@ fn without_incidents_everything_arrives_once_and_in_order() {
         let mut two = two(&format!("quiet-{lanes}"), net, NODE);
         two.near = two.near.with("lanes", lanes);
         two.far = two.far.with("lanes", lanes);
-        let (mut near, mut far) = (two.near.start(), two.far.start());
+        let [mut near, mut far] = two.start();
         let mut span = Span::new(1);
         while span.next() {
             near.receives(3000);
@@ -120,7 +127,7 @@ fn the_largest_messages_arrive_whole() {
     let mut two = two("largest", 3, NODE);
     two.near = two.near.with("longest", 1 << 20);
     two.far = two.far.with("longest", 1 << 20);
-    let (mut near, mut far) = (two.near.start(), two.far.start());
+    let [mut near, mut far] = two.start();
     let mut span = Span::new(1);
     while span.next() {
         near.receives(500);
@@ -134,9 +141,9 @@ fn the_largest_messages_arrive_whole() {
 /// Kills the processes that `pick` picks, round after round, under load in both directions. Returns how often each was killed,
 /// and how many restarts the other saw since its own last one.
 fn kills(name: &str, net: u8, pick: impl Fn(&mut fastrand::Rng) -> [bool; 2]) -> [(u64, u64); 2] {
-    let two = two(name, net, NODE);
+    let mut two = two(name, net, NODE);
+    let mut running = two.start().map(Some);
     let mut plans = [two.near, two.far];
-    let mut running = plans.each_mut().map(|plan| Some(plan.start()));
     let mut random = fastrand::Rng::with_seed(seed());
     let mut killed = [0; 2];
     let mut span = Span::new(4);
@@ -149,7 +156,7 @@ fn kills(name: &str, net: u8, pick: impl Fn(&mut fastrand::Rng) -> [bool; 2]) ->
             process.take().expect("it runs").kill();
         }
         for index in (0..2).filter(|index| victims[*index]) {
-            running[index] = Some(plans[index].start());
+            running[index].insert(plans[index].start()).load();
             killed[index] += 1;
         }
     }
@@ -197,7 +204,7 @@ fn through_proxy(
     let mut proxy = Proxy::start(&two.routes()).expect("the proxy listens");
     two.near = two.near.with("lanes", lanes);
     two.far = two.far.with("lanes", lanes);
-    let mut both = [two.near.start(), two.far.start()];
+    let mut both = two.start();
     both.iter_mut().for_each(|process| process.receives(200));
     disturb(&mut proxy, &mut both);
     proxy.schedule(None);
@@ -326,9 +333,8 @@ fn a_long_and_narrow_way_costs_nothing() {
 
 #[test]
 fn a_receiver_that_stops_reading_stops_only_its_own_messages_and_memory_returns() {
-    let two = two("stopped", 15, NODE);
-    let (mut near_plan, mut far_plan) = (two.near, two.far);
-    let (mut near, mut far) = (near_plan.start(), far_plan.start());
+    let mut two = two("stopped", 15, NODE);
+    let [mut near, mut far] = two.start();
     near.receives(3000);
     far.receives(3000);
     let before = [near.memory(), far.memory()];
@@ -369,9 +375,8 @@ fn a_receiver_that_stops_reading_stops_only_its_own_messages_and_memory_returns(
 
 #[test]
 fn cancelled_messages_end_as_such_and_leave_the_others_alone() {
-    let two = two("cancel", 16, NODE);
-    let (mut near_plan, mut far_plan) = (two.near, two.far);
-    let (mut near, mut far) = (near_plan.start(), far_plan.start());
+    let mut two = two("cancel", 16, NODE);
+    let [mut near, mut far] = two.start();
     near.receives(500);
     let mut span = Span::new(5);
     while span.next() {
@@ -393,7 +398,8 @@ fn cancelled_messages_end_as_such_and_leave_the_others_alone() {
 fn memory_returns_after_restarts_and_breaks() {
     let mut two = two("memory", 17, PROXY);
     let proxy = Proxy::start(&two.routes()).expect("the proxy listens");
-    let (mut near, mut far) = (two.near.start(), Some(two.far.start()));
+    let [mut near, far] = two.start();
+    let mut far = Some(far);
     near.receives(5000);
     let before = near.memory();
     let mut span = Span::new(3);
@@ -402,7 +408,7 @@ fn memory_returns_after_restarts_and_breaks() {
         proxy.break_all(Break::Reset);
         near.receives(1000);
         far.take().expect("it runs").kill();
-        far = Some(two.far.start());
+        far.insert(two.far.start()).load();
     }
     near.receives(1000);
     let mut far = far.expect("it runs");

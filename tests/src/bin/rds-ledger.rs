@@ -11,7 +11,7 @@ use rds_tests::ledger::{check, log};
 /// Exchanges numbered, checksummed messages and keeps an account of them that survives kill -9.
 ///
 /// While it runs it obeys lines on standard input: `pause N` and `resume N` (socket N, counted from 0, neither sends nor receives),
-/// `cancel N` (what socket N has not sent), `drain` (make no more messages), `exit` (take what is queued and go). It prints a line
+/// `cancel N` (what socket N has not sent), `load` (send, after `--hold`), `drain` (make no more messages), `exit` (take what is queued and go). It prints a line
 /// of JSON about its progress every 20 ms.
 #[derive(Parser)]
 #[command(version)]
@@ -51,6 +51,9 @@ struct Sender {
     /// Most messages that each socket sends in a second; 0 for as many as go.
     #[arg(long, default_value_t = 0)]
     rate: u64,
+    /// Send nothing before a line `load` on standard input.
+    #[arg(long)]
+    hold: bool,
 }
 
 #[derive(Args)]
@@ -97,6 +100,7 @@ fn settings(common: Common) -> Settings {
         seed: 0,
         longest: 0,
         rate: 0,
+        hold: false,
         send_buffer: common.send_buffer,
         receive_buffer: common.receive_buffer,
     }

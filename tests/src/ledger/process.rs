@@ -108,7 +108,8 @@ impl Plan {
         self
     }
 
-    /// Starts the next incarnation, and waits until its sockets are bound.
+    /// Starts the next incarnation, and waits until its sockets are bound. It sends nothing before [`Process::load`], so that a peer
+    /// that is started meanwhile has its sockets bound, too.
     ///
     /// # Panics
     /// It does not start.
@@ -229,6 +230,15 @@ impl Process {
     pub fn command(&mut self, command: &str) {
         let input = self.child.stdin.as_mut().expect("piped");
         writeln!(input, "{command}").unwrap_or_else(|e| panic!("{}: {e}\n{}", self.name, self.errors()));
+    }
+
+    /// Makes it send.
+    ///
+    /// # Panics
+    /// The process has died.
+    #[track_caller]
+    pub fn load(&mut self) {
+        self.command("load");
     }
 
     /// Makes it send nothing new.

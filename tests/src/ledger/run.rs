@@ -40,6 +40,8 @@ pub struct Settings {
     pub longest: usize,
     /// Most messages that a socket sends in a second; 0 for no limit.
     pub rate: u64,
+    /// Whether it sends only when told to.
+    pub hold: bool,
     /// Send buffer of each socket in bytes.
     pub send_buffer: u64,
     /// Receive buffer of each socket in bytes.
@@ -89,8 +91,10 @@ impl Progress {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub(super) enum Phase {
+    /// Receives, and waits to be told to send.
+    Hold,
     /// Makes messages.
     Load,
     /// Makes no more, receives.
@@ -126,8 +130,9 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn phase(&self) -> Phase {
         match self.phase.load(Acquire) {
-            0 => Phase::Load,
-            1 => Phase::Drain,
+            0 => Phase::Hold,
+            1 => Phase::Load,
+            2 => Phase::Drain,
             _ => Phase::Exit,
         }
     }
@@ -196,9 +201,12 @@ impl Shared {
             "pause" => self.set_paused(one()?, true),
             "resume" => self.set_paused(one()?, false),
             "cancel" => self.tallies[one()?.start].cancel.store(true, Relaxed),
+            "load" => self.set_phase(Phase::Load),
             "drain" => self.set_phase(Phase::Drain),
             "exit" => self.set_phase(Phase::Exit),
-            _ => return Err(format!("{command:?}: not one of pause N, resume N, cancel N, drain, exit")),
+            _ => {
+                return Err(format!("{command:?}: not one of pause N, resume N, cancel N, load, drain, exit"));
+            }
         }
         Ok(())
     }
@@ -221,7 +229,7 @@ pub fn run(settings: &Settings) -> Result<(), String> {
     let shared = Arc::new(Shared {
         seed: settings.seed,
         writer: Writer::new(settings.seed),
-        phase: AtomicU8::new(Phase::Load as u8),
+        phase: AtomicU8::new(if settings.hold { Phase::Hold } else { Phase::Load } as u8),
         tallies: settings.ports.iter().map(|_| Tally::default()).collect(),
         paused: Mutex::new(vec![false; settings.ports.len()]),
         changed: Condvar::new(),

@@ -106,7 +106,7 @@ impl Worker {
             self.write()?;
             let tally = self.shared.tally(self.index);
             tally.unfinished.store(self.unfinished.len() as u64, Relaxed);
-            tally.idle.store(phase != Phase::Load, Relaxed);
+            tally.idle.store(phase > Phase::Load, Relaxed);
             if phase == Phase::Exit && took == 0 {
                 return self.log.end().map_err(|e| format!("cannot end the log: {e}"));
             }
