@@ -125,8 +125,11 @@ impl Plan {
         command.args(["--ports", &list(&self.ports.iter().map(u16::to_string).collect::<Vec<_>>())]);
         command.arg("--logs").arg(&self.logs).args(["--incarnation", &self.incarnation.to_string()]);
         if !self.targets.is_empty() {
-            command
-                .args(["--to", &list(&self.targets.iter().map(SocketAddrV4::to_string).collect::<Vec<_>>())]);
+            command.args([
+                "--hold",
+                "--to",
+                &list(&self.targets.iter().map(SocketAddrV4::to_string).collect::<Vec<_>>()),
+            ]);
         }
         command.args(&self.more).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(File::create(&errors).unwrap_or_else(|e| panic!("{}: {e}", errors.display())));

@@ -205,7 +205,9 @@ impl Shared {
             "drain" => self.set_phase(Phase::Drain),
             "exit" => self.set_phase(Phase::Exit),
             _ => {
-                return Err(format!("{command:?}: not one of pause N, resume N, cancel N, load, drain, exit"));
+                return Err(format!(
+                    "{command:?}: not one of pause N, resume N, cancel N, load, drain, exit"
+                ));
             }
         }
         Ok(())
