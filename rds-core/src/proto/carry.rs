@@ -67,6 +67,7 @@ impl Node {
         let p = &mut self.peers[peer as usize];
         p.lanes[usize::from(lane)].dialing = Some(conn.index);
         self.actions.push_back(Action::Connect { conn, peer: p.address, lane, lanes: self.config.lanes });
+        self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
     }
 
     /// Sets when to dial next: at once, then after random delays with a doubling bound (`rds_queue_reconnect`).
@@ -86,6 +87,7 @@ impl Node {
         if l.dial_at == Some(at) {
             l.dial_at = None;
             self.connect_peer(now, peer);
+            self.forget_stranger(now, peer);
         }
     }
 
@@ -124,6 +126,7 @@ impl Node {
         if p.knock_at == Some(at) {
             p.knock_at = None;
             self.connect_peer(now, peer);
+            self.forget_stranger(now, peer);
         }
     }
 
@@ -276,7 +279,7 @@ impl Node {
         lane.resend = 0;
         // A kernel that had a generation will show it again; until then it may be another incarnation.
         let had = p.incarnation.and_then(|i| i.generation.flatten()).is_some();
-        if !c.is_own() && had && c.generation.is_none() && p.lanes[usize::from(c.lane)].has_messages() {
+        if !c.is_own() && had && c.generation.is_none() && !p.lanes[usize::from(c.lane)].unacked.is_empty() {
             let until = now + self.config.identity_grace;
             c.hold_until = Some(until);
             self.timers.set(until, Timer::Hold(conn));
@@ -396,8 +399,8 @@ impl Node {
             let (peer, lanes) = (p.address, p.count);
             self.actions.push_back(Action::PeerUp { peer, guarantee, generation, lanes, restarted });
         }
-        p.keep_until = Some(now + KEEP);
         if p.lanes.len() > 1 {
+            p.keep_until = Some(now + KEEP);
             self.want(peer);
         }
     }
@@ -550,7 +553,7 @@ impl Node {
             self.settle_lanes(peer);
         }
         let p = &mut self.peers[peer as usize];
-        if p.lanes[index].parked.is_empty() {
+        if p.we_dial {
             p.keep_until = Some(now + KEEP);
         }
         if p.up && p.lanes.iter().all(|l| l.conn.is_none() && l.parked.is_empty()) {

@@ -73,6 +73,8 @@ pub struct Node {
     pub(super) ack_list: Vec<ConnId>,
     /// Connections that wait for room in the receive queues.
     pub(super) stalled: Vec<ConnId>,
+    /// `stalled` is being gone through.
+    pub(super) reconsidering: bool,
     /// Peers to which a connection is wanted.
     pub(super) wanting: Vec<u32>,
     pub(super) timers: Timers,
@@ -106,6 +108,7 @@ impl Node {
             ready: VecDeque::new(),
             ack_list: Vec::new(),
             stalled: Vec::new(),
+            reconsidering: false,
             wanting: Vec::new(),
             timers: Timers::default(),
             granted: 0,

@@ -114,7 +114,7 @@ impl Node {
         if pause {
             c.paused = true;
         }
-        if c.rx_unacked >= quarter {
+        if c.rx_unacked >= quarter && c.is_own() {
             c.ack_due = true;
         }
         let (ready, waiting) = (c.window_due || c.ack_due || c.pong_due, c.stalled || pause);

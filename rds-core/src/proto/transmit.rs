@@ -371,8 +371,8 @@ impl Node {
         }
         c.stalled = grant < self.config.window;
         let limit = c.rx_used + grant;
-        // Small steps would cost a header each; a quarter of the window, or the first grant, is worth one.
-        let step = (self.config.window / 4).min(grant.max(1));
+        // Small steps would cost a header each: a quarter of the window is worth one, or half of what can be granted.
+        let step = (self.config.window / 4).min((grant / 2).max(1));
         if limit > c.rx_limit && (limit - c.rx_limit >= step || left == 0) {
             self.granted += grant - left;
             c.rx_limit = limit;
@@ -385,14 +385,22 @@ impl Node {
         if self.stalled.is_empty() {
             return;
         }
+        self.reconsidering = true;
         for id in std::mem::take(&mut self.stalled) {
             self.reconsider(id);
+        }
+        self.reconsidering = false;
+        if self.stalled.is_empty() {
+            self.actions.push_back(Action::Pressure { on: false });
         }
     }
 
     /// Remembers a connection that waits for room in the receive queues.
     pub(super) fn note_stalled(&mut self, id: ConnId) {
         if !self.stalled.contains(&id) {
+            if self.stalled.is_empty() && !self.reconsidering {
+                self.actions.push_back(Action::Pressure { on: true });
+            }
             self.stalled.push(id);
         }
     }
