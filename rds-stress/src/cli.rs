@@ -2,7 +2,7 @@
 
 use std::error::Error as _;
 use std::ffi::OsString;
-use std::net::IpAddr;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use clap::error::{ContextKind, ErrorKind};
@@ -49,7 +49,7 @@ pub struct Cli {
     #[arg(long, help_heading = "Roles")]
     pub loopback: bool,
     /// Own RDS address [default: passive: the one the active side connects to; active: the one the route has]
-    #[arg(short = 'r', long, value_name = "IP", help_heading = "Roles", value_parser = address, conflicts_with = "loopback")]
+    #[arg(short = 'r', long, value_name = "HOST", help_heading = "Roles", value_parser = address, conflicts_with = "loopback")]
     pub recv_addr: Option<IpAddr>,
     /// Control port, TCP; task i uses RDS port PORT+1+i
     #[arg(short = 'p', long, value_name = "PORT", help_heading = "Roles", default_value = "4000", value_parser = num16)]
@@ -136,7 +136,7 @@ pub struct Cli {
     /// TCP port to which the node connects, if it is another [default: --rds-port]
     #[arg(long, value_name = "PORT", help_heading = "RDS node (of this side only)", value_parser = num16)]
     pub dial_port: Option<u16>,
-    /// TCP connections to offer the peer, 1 to 8
+    /// TCP connections to offer the peer: 1, 2, 4 or 8
     #[arg(long, value_name = "N", help_heading = "RDS node (of this side only)", default_value = "1", value_parser = lanes)]
     pub lanes: u8,
 
@@ -397,14 +397,18 @@ fn rdma_alignment(text: &str) -> Result<u32, String> {
 }
 
 fn lanes(text: &str) -> Result<u8, String> {
-    number::parse(text, 8).and_then(|n| if n == 0 { Err("give 1 to 8".into()) } else { Ok(n as u8) })
+    match number::parse(text, 8)? {
+        n @ (1 | 2 | 4 | 8) => Ok(n as u8),
+        n => Err(format!("{n} lanes cannot be: give 1, 2, 4 or 8")),
+    }
 }
 
+/// An address or a name of this host.
 fn address(text: &str) -> Result<IpAddr, String> {
-    let address: IpAddr = text
-        .parse()
-        .map_err(|_| format!("'{text}' is not an IP address: give one of this host, such as 10.0.0.1"))?;
-    Ok(address.to_canonical())
+    let found = (text, 0).to_socket_addrs().ok().and_then(|mut all| all.next());
+    let found = found
+        .ok_or_else(|| format!("'{text}' is no address and no name that is known: give one of this host"))?;
+    Ok(found.ip().to_canonical())
 }
 
 fn peer_version(text: &str) -> Result<String, String> {

@@ -10,7 +10,7 @@ use crate::control;
 use crate::error::{Failure, failure};
 use crate::out::{Out, line};
 use crate::run::{Local, Summary, run};
-use crate::session::{Role, Session};
+use crate::session::{MAX_DEPTH, Role, Session};
 
 /// How nodes are opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct NodeSettings {
     pub listen_port: u16,
     /// TCP port to which it connects.
     pub dial_port: u16,
-    /// TCP connections to the peer, 1 to 8.
+    /// TCP connections to offer the peer: 1, 2, 4 or 8.
     pub lanes: u8,
 }
 
@@ -139,11 +139,18 @@ fn passive_at(
         ));
     }
     let own = settings.own.unwrap_or(at.ip());
-    let session = Session::new(Role::Passive, &offer.block, own, settings.header).map_err(|reason| {
+    let block = &offer.block;
+    // The active side's control socket is bound to its RDS address. Another one may belong to somebody who has not asked for
+    // traffic.
+    if block.receive_addr != peer.ip() && block.tasks != 0 && block.depth <= MAX_DEPTH {
+        let claimed = block.receive_addr;
+        return Err(failure!("{peer} asks for traffic to {claimed}, not to itself: give -r {claimed} there, and reach this side without address translation"));
+    }
+    let session = Session::new(Role::Passive, block, own, settings.header).map_err(|reason| {
         let version = offer.version.map(|v| format!(" {v}")).unwrap_or_default();
         failure!("{peer} asks for what cannot be ({reason}): correct its options, or, if that is not rds-stress{version}, keep it off port {}", settings.port)
     })?;
-    if offer.block.async_sends {
+    if block.async_sends {
         eprintln!(
             "rds-stress: {peer} asks for --async, which concerns Oracle's kernels only: ignored on this side"
         );
