@@ -322,6 +322,7 @@ fn plan(cli: &Cli) -> Result<Plan, Failure> {
         cancel_sent_to: cli.cancel_sent_to,
         abort_after: cli.abort_after,
         interruptible: true,
+        ends_together: false,
     };
     let settings = Settings {
         own: cli.recv_addr,

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::block::{Block, Form, V1_4_LEN, VERSION_LEN, version};
@@ -100,8 +101,10 @@ pub fn connect(
             }
             Err(ConnectError::Peer(e)) => e,
         };
+        let reason =
+            error.raw_os_error().map_or_else(|| error.to_string(), |e| Errno::from_raw(e).desc().to_string());
         if !reported {
-            out.write(format_args!(": {error}"));
+            out.write(format_args!(": {reason}"));
         }
         let retryable = matches!(
             error.kind(),
@@ -112,7 +115,7 @@ pub fn connect(
         if left == 0 || !retryable {
             line!(out, "");
             return Err(failure!(
-                "no rds-stress answers at {destination} ({error}): start 'rds-stress' there first, or give --connect-retries"
+                "no rds-stress answers at {destination} ({reason}): start 'rds-stress' there first, or give --connect-retries"
             ));
         }
         out.write(format_args!("{}", if reported { "." } else { " - retrying" }));

@@ -20,6 +20,12 @@ impl Out {
         self.write(format_args!("{line}\n"));
     }
 
+    /// Writes what must not be lost: to stderr where other lines go nowhere.
+    pub fn report(self, text: &str) {
+        let out = if self == Self::Nowhere { Self::Stderr } else { self };
+        out.line(format_args!("{text}"));
+    }
+
     /// Writes a part of a line, and shows it at once. When nobody reads the output any more the program ends, as one that
     /// SIGPIPE kills does.
     pub fn write(self, text: fmt::Arguments<'_>) {

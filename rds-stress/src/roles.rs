@@ -144,7 +144,9 @@ fn passive_at(
     // traffic.
     if block.receive_addr != peer.ip() && block.tasks != 0 && block.depth <= MAX_DEPTH {
         let claimed = block.receive_addr;
-        return Err(failure!("{peer} asks for traffic to {claimed}, not to itself: give -r {claimed} there, and reach this side without address translation"));
+        return Err(failure!(
+            "{peer} asks for traffic to {claimed}, not to itself: give -r {claimed} there, and reach this side without address translation"
+        ));
     }
     let session = Session::new(Role::Passive, block, own, settings.header).map_err(|reason| {
         let version = offer.version.map(|v| format!(" {v}")).unwrap_or_default();
@@ -229,6 +231,7 @@ pub fn loopback(settings: &Settings, offer: &Offer, out: Out) -> Result<Seen, Fa
         own: Some(own),
         local: Local {
             interruptible,
+            ends_together: true,
             report_cpu: interruptible && settings.local.report_cpu,
             ..settings.local.clone()
         },

@@ -39,6 +39,8 @@ pub struct Local {
     pub abort_after: u32,
     /// Whether Ctrl-C ends the run in an orderly way.
     pub interruptible: bool,
+    /// Whether the end of the passive side ends the active one, which the reference does not watch.
+    pub ends_together: bool,
 }
 
 /// The measured time, as this side saw it.
@@ -64,7 +66,7 @@ pub struct Summary {
 enum Event {
     /// Ctrl-C.
     Interrupt,
-    /// The active side closed the control connection.
+    /// The other side closed the control connection.
     ControlEnded,
     /// A task has ended, which before the end means that it died.
     TaskEnded,
@@ -130,7 +132,7 @@ pub fn run(
                 }
             }
         }
-        if session.role == Role::Passive {
+        if session.role == Role::Passive || local.ends_together {
             let sender = sender.clone();
             scope.spawn(move || {
                 control::wait_end(&mut watched);
@@ -315,11 +317,11 @@ impl Parent<'_, '_> {
                 Ok(Err(failure)) => {
                     died += 1;
                     summary.verify_errors += u64::from(failure.check);
-                    line!(self.out, "{}", failure.report);
+                    self.out.report(&failure.report);
                 }
                 Err(_) => {
                     died += 1;
-                    line!(self.out, "task {index} panicked: this is a fault of rds-stress");
+                    self.out.report(&format!("task {index} panicked: this is a fault of rds-stress"));
                 }
             }
         }
