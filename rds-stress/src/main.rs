@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("rds-stress: {failure}");
+            let _ = writeln!(io::stderr(), "rds-stress: {failure}");
             ExitCode::from(failure.code)
         }
     }

@@ -84,7 +84,8 @@ pub fn open_node(address: IpAddr, settings: NodeSettings) -> Result<Node, Failur
 fn bind_tasks(node: &Node, session: &Session, out: Out) -> Result<Vec<Socket>, Failure> {
     let (wanted, buffer) = session.buffers();
     if wanted > buffer && out != Out::Nowhere {
-        eprintln!(
+        line!(
+            Out::Stderr,
             "rds-stress: socket buffers of {buffer} bytes where depth and tasks ask for {wanted}: sends will wait"
         );
     }
@@ -153,7 +154,8 @@ fn passive_at(
         failure!("{peer} asks for what cannot be ({reason}): correct its options, or, if that is not rds-stress{version}, keep it off port {}", settings.port)
     })?;
     if block.async_sends {
-        eprintln!(
+        line!(
+            Out::Stderr,
             "rds-stress: {peer} asks for --async, which concerns Oracle's kernels only: ignored on this side"
         );
     }
@@ -227,17 +229,11 @@ pub fn loopback(settings: &Settings, offer: &Offer, out: Out) -> Result<Seen, Fa
         show_params(offer, passive_ip, settings, out);
     }
     start_tracing(offer.block.tracing);
-    let side = |own, interruptible| Settings {
-        own: Some(own),
-        local: Local {
-            interruptible,
-            ends_together: true,
-            report_cpu: interruptible && settings.local.report_cpu,
-            ..settings.local.clone()
-        },
-        ..settings.clone()
-    };
-    let (passive, active) = (side(passive_ip, false), side(active_ip, true));
+    let shared = Local { ends_together: true, ..settings.local.clone() };
+    // One of them is enough for what concerns the process.
+    let quiet = Local { interruptible: false, report_cpu: false, abort_after: 0, ..shared.clone() };
+    let passive = Settings { own: Some(passive_ip), local: quiet, ..settings.clone() };
+    let active = Settings { own: Some(active_ip), local: shared, ..settings.clone() };
     let passive_node = open_node(passive_ip, settings.node)?;
     let active_node = open_node(active_ip, settings.node)?;
     // Any free port: nobody else has to find it.

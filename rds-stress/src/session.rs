@@ -93,10 +93,10 @@ impl Session {
         if block.depth == 0 || block.depth > MAX_DEPTH {
             return Err(format!("depth {}: 1 to {MAX_DEPTH} is possible", block.depth));
         }
-        for (name, size) in [("request", block.req_size), ("ack", block.ack_size)] {
+        for (name, size) in [("a request", block.req_size), ("an ack", block.ack_size)] {
             if (size as usize) < header || size > MAX_MESSAGE {
                 return Err(format!(
-                    "{size} bytes a {name}: {header} (the header) to {MAX_MESSAGE} is possible"
+                    "{size} bytes {name}: {header} (the header) to {MAX_MESSAGE} is possible"
                 ));
             }
         }
@@ -245,8 +245,8 @@ mod tests {
             (Block { depth: 65537, ..block() }, "depth 65537"),
             (Block { req_size: 62, ..block() }, "62 bytes a request"),
             (Block { req_size: (1 << 20) + 1, ..block() }, "1048577 bytes a request"),
-            (Block { ack_size: 55, ..block() }, "55 bytes a ack"),
-            (Block { ack_size: u32::MAX, ..block() }, "bytes a ack"),
+            (Block { ack_size: 55, ..block() }, "55 bytes an ack"),
+            (Block { ack_size: u32::MAX, ..block() }, "bytes an ack"),
             (Block { tasks: 0, ..block() }, "0 tasks"),
             (Block { starting_port: 0, ..block() }, "port 0"),
             (Block { starting_port: 65535, ..block() }, "port 65535 with 1 tasks"),
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(passive(&short).unwrap().header, 60);
         assert_eq!(Session::new(Role::Passive, &short, own, Some(56)).unwrap().header, 56);
         let reason = Session::new(Role::Passive, &short, own, Some(63)).unwrap_err();
-        assert!(reason.contains("60 bytes a ack"), "{reason}");
+        assert!(reason.contains("60 bytes an ack"), "{reason}");
         assert!(Session::new(Role::Passive, &block(), own, Some(64)).unwrap_err().contains("64"));
     }
 

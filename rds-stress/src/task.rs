@@ -9,7 +9,7 @@ use rds_client::{Readiness, Received, RecvError, Socket, TrySendError};
 use crate::clock::{Gate, Phase};
 use crate::exchange::{Accepted, Exchange};
 use crate::message::{Header, Op};
-use crate::out::Out;
+use crate::out::{Out, line};
 use crate::pattern::{difference, pattern};
 use crate::rtt::RoundTrips;
 use crate::session::Session;
@@ -238,7 +238,7 @@ impl<'a> Worker<'a> {
             self.rtt.record(ns);
         }
         if ns > self.outliers {
-            eprintln!("task {} to {from}: rtt 0x{:x} us", self.index, ns / 1000);
+            line!(Out::Stderr, "task {} to {from}: rtt 0x{:x} us", self.index, ns / 1000);
         }
     }
 
