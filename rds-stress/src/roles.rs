@@ -1,5 +1,6 @@
 //! The two sides: from the control connection to the run.
 
+use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 
@@ -297,6 +298,9 @@ fn start_tracing(on: bool) {
         let filter = tracing_subscriber::EnvFilter::try_from_default_env()
             .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("debug"));
         // Both sides of --loopback ask for it: the second time it is there already.
-        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+        let stderr = std::io::stderr;
+        let ansi = stderr().is_terminal();
+        let _ =
+            tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(stderr).try_init();
     }
 }
