@@ -48,6 +48,8 @@ pub(crate) struct Conn {
     pub(crate) queued: bool,
     /// The node said to stop reading.
     pub(crate) paused: bool,
+    /// The node said to go on; it wants what is pending, or to be called at least.
+    resumed: bool,
     /// The node waits for everything that is there.
     pub(crate) draining: bool,
     /// Read and not consumed.
@@ -67,17 +69,30 @@ impl Conn {
             hangup: false,
             queued: false,
             paused: false,
+            resumed: false,
             draining: false,
             pending: Vec::new(),
             target: None,
         }
     }
 
+    /// The node wants to go on.
+    pub(crate) fn resume(&mut self) {
+        self.paused = false;
+        self.resumed = true;
+    }
+
     /// Reads once and feeds the node.
-    pub(crate) fn serve(&mut self, shared: &Shared, buffer: &mut [u8], wakes: &mut Wakes) -> Progress {
-        if !self.pending.is_empty() {
+    pub(crate) fn serve(
+        &mut self,
+        shared: &Shared,
+        buffer: &mut [u8],
+        wakes: &mut Wakes,
+        dirty: &mut bool,
+    ) -> Progress {
+        if std::mem::take(&mut self.resumed) {
             let pending = std::mem::take(&mut self.pending);
-            self.feed(shared, &pending, wakes);
+            self.feed(shared, &pending, wakes, dirty);
             if self.paused {
                 return Progress::Paused;
             }
@@ -110,7 +125,7 @@ impl Conn {
             None => true,
         };
         if complete {
-            self.feed(shared, &buffer[..n], wakes);
+            self.feed(shared, &buffer[..n], wakes, dirty);
         }
         if self.paused {
             Progress::Paused
@@ -138,7 +153,7 @@ impl Conn {
     }
 
     /// Hands the node what was read, and keeps what it does not take.
-    fn feed(&mut self, shared: &Shared, input: &[u8], wakes: &mut Wakes) {
+    fn feed(&mut self, shared: &Shared, input: &[u8], wakes: &mut Wakes, dirty: &mut bool) {
         let mut core = shared.core();
         let now = shared.now();
         let mut more = true;
@@ -157,9 +172,9 @@ impl Conn {
         }
         drop(inbox);
         core.dispatch(now);
+        *dirty |= core.is_unsettled();
         std::mem::swap(&mut core.wakes, wakes);
         drop(core);
-        shared.right.set_work();
         self.paused = !more;
         self.pending.extend_from_slice(&input[used..]);
     }

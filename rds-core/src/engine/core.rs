@@ -24,6 +24,8 @@ pub(crate) struct Core {
     pub(crate) wakes: Wakes,
     /// Threads that wait for the end of all messages or connections.
     pub(crate) shutdown: Vec<Arc<Parker>>,
+    /// When the poll loop means to call [`Node::handle_timeout`] next.
+    pub(crate) planned: Option<Time>,
     spare: Vec<Batch>,
 }
 
@@ -37,6 +39,7 @@ impl Core {
             retry: Vec::new(),
             wakes: Wakes::default(),
             shutdown: Vec::new(),
+            planned: None,
             spare: Vec::new(),
         }
     }
@@ -75,6 +78,11 @@ impl Core {
         }
     }
 
+    /// Closes the writing ends, at the end of the node.
+    pub(crate) fn remove_links(&mut self) {
+        self.links.clear();
+    }
+
     pub(crate) fn has_links(&self) -> bool {
         self.links.iter().any(Option::is_some)
     }
@@ -88,6 +96,19 @@ impl Core {
         self.spare.push(batch);
     }
 
+    /// Whether a deadline came nearer than the poll loop knows.
+    pub(crate) fn deadline_is_nearer(&self) -> bool {
+        self.node.next_timeout().is_some_and(|at| self.planned.is_none_or(|planned| at < planned))
+    }
+
+    /// Whether there is something for the poll loop to do.
+    pub(crate) fn is_unsettled(&mut self) -> bool {
+        !self.io.is_empty()
+            || !self.retry.is_empty()
+            || self.deadline_is_nearer()
+            || self.node.poll_transmit().is_some()
+    }
+
     /// Performs the actions that concern sockets and queues the others for the poll loop.
     pub(crate) fn dispatch(&mut self, now: Time) {
         while let Some(action) = self.node.poll_action(now) {
@@ -96,20 +117,26 @@ impl Core {
                     mailbox.set_writable(back, true);
                     mailbox.wake_senders(back, wakes);
                 }),
-                Action::Drained { socket } => self.for_socket(socket, |mailbox, back, wakes| mailbox.wake_senders(back, wakes)),
-                Action::Uncongested { socket, destination } => self.for_socket(socket, |mailbox, back, wakes| {
-                    mailbox.wake_senders(back, wakes);
-                    let bit = 1 << (destination.port() % 64);
-                    if back.armed & bit != 0 {
-                        back.armed &= !bit;
-                        back.cleared |= bit;
+                Action::Drained { socket } => {
+                    self.for_socket(socket, |mailbox, back, wakes| mailbox.wake_senders(back, wakes))
+                }
+                Action::Uncongested { socket, destination } => {
+                    self.for_socket(socket, |mailbox, back, wakes| {
+                        mailbox.wake_senders(back, wakes);
+                        let bit = 1 << (destination.port() % 64);
+                        if back.armed & bit != 0 {
+                            back.armed &= !bit;
+                            back.cleared |= bit;
+                            mailbox.notice(back, wakes);
+                        }
+                    })
+                }
+                Action::Completed { socket, token, outcome } => {
+                    self.for_socket(socket, |mailbox, back, wakes| {
+                        back.done.push_back((token, outcome));
                         mailbox.notice(back, wakes);
-                    }
-                }),
-                Action::Completed { socket, token, outcome } => self.for_socket(socket, |mailbox, back, wakes| {
-                    back.done.push_back((token, outcome));
-                    mailbox.notice(back, wakes);
-                }),
+                    })
+                }
                 Action::Congestion { socket, congested } => {
                     let taken = self.mailbox(socket).map(|m| m.set_congested(congested)).unwrap_or_default();
                     if taken.messages > 0 {

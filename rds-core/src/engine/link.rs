@@ -70,7 +70,9 @@ impl Link {
                     let stop = match error.kind() {
                         io::ErrorKind::WouldBlock => Stop::Full,
                         // No edge will announce memory.
-                        _ if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM)) => Stop::NoMemory,
+                        _ if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM)) => {
+                            Stop::NoMemory
+                        }
                         // The poll loop meets the same error, reads what is left and ends the connection.
                         _ => Stop::Failed,
                     };

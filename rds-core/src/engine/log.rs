@@ -90,7 +90,10 @@ impl Log {
         }
         self.left -= 1;
         if self.suppressed > 0 {
-            tracing::warn!(lines = std::mem::take(&mut self.suppressed), "log lines about connections were suppressed");
+            tracing::warn!(
+                lines = std::mem::take(&mut self.suppressed),
+                "log lines about connections were suppressed"
+            );
         }
         true
     }

@@ -42,7 +42,11 @@ impl Parker {
             p.right = Some(Arc::clone(right));
             return parker;
         }
-        Arc::new(Self { right: Some(Arc::clone(right)), state: Mutex::new(State::Running), wake: Condvar::new() })
+        Arc::new(Self {
+            right: Some(Arc::clone(right)),
+            state: Mutex::new(State::Running),
+            wake: Condvar::new(),
+        })
     }
 
     /// Keeps a parker for the next blocking call, unless somebody still holds it and might notify it late.

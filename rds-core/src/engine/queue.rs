@@ -84,7 +84,10 @@ impl Queue {
 
     /// Takes the oldest message away, as [`Queue::peek`] would copy it. The buffer of a large one is returned, to be
     /// dropped without a lock.
-    pub(crate) fn pop_into(&mut self, buffer: &mut [u8]) -> Option<(usize, usize, SocketAddr, Option<BytesMut>)> {
+    pub(crate) fn pop_into(
+        &mut self,
+        buffer: &mut [u8],
+    ) -> Option<(usize, usize, SocketAddr, Option<BytesMut>)> {
         let (n, len, from) = self.peek(buffer)?;
         let large = self.metas.pop_front()?.large;
         let rest = if large {

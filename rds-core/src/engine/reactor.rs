@@ -18,7 +18,7 @@ use super::mailbox::Wakes;
 use super::parker::Parker;
 use super::shared::Shared;
 use super::tcp;
-use crate::proto::{Action, CloseMode, ConnId, Time};
+use crate::proto::{Action, CloseMode, ConnId};
 
 const WAKE: Token = Token(usize::MAX);
 const LISTENER: Token = Token(usize::MAX - 1);
@@ -38,7 +38,8 @@ const ORDERLY_LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct Reactor {
     poll: Poll,
     events: Events,
-    listener: TcpListener,
+    /// `None` after the node was shut down.
+    listener: Option<TcpListener>,
     /// The listener may have more.
     accepting: bool,
     accept_at: Option<Instant>,
@@ -48,6 +49,10 @@ pub(crate) struct Reactor {
     ready: VecDeque<usize>,
     /// Connections with a deadline of the reactor's own; few.
     timed: Vec<(Instant, ConnId)>,
+    /// The node may have something to transmit or to do.
+    dirty: bool,
+    /// When the node wants to be called.
+    next: Option<Instant>,
     buffer: Box<[u8]>,
     actions: VecDeque<Action>,
     wakes: Wakes,
@@ -63,12 +68,14 @@ impl Reactor {
         let reactor = Self {
             poll,
             events: Events::with_capacity(256),
-            listener,
+            listener: Some(listener),
             accepting: false,
             accept_at: None,
             conns: Vec::new(),
             ready: VecDeque::new(),
             timed: Vec::new(),
+            dirty: true,
+            next: None,
             buffer: vec![0; READ].into_boxed_slice(),
             actions: VecDeque::new(),
             wakes: Wakes::default(),
@@ -80,7 +87,8 @@ impl Reactor {
     /// One turn: transmit and act, then read what is there; if nothing was, sleep until something is, `until`, or the
     /// caller (the background thread if none is given) is wanted elsewhere.
     pub(crate) fn turn(&mut self, shared: &Shared, until: Option<Instant>, parker: Option<&Parker>) {
-        if shared.right.take_work() {
+        self.expire(shared);
+        if shared.right.take_work() || self.dirty || self.next.is_some_and(|at| at <= Instant::now()) {
             self.pass(shared, false);
         }
         let mut found = self.poll_events(shared, Some(Duration::ZERO));
@@ -88,16 +96,14 @@ impl Reactor {
             found = self.spin(shared, until, parker);
         }
         if !found && self.is_idle() {
-            let next = self.pass(shared, true);
-            // Acknowledgements may have opened something; and what was read while they went out is not waited for.
-            let until = [until, next, self.next_deadline()].into_iter().flatten().min();
-            if shared.right.begin_sleep(parker) {
+            self.pass(shared, true);
+            if shared.right.begin_sleep(parker) && !self.dirty {
+                let until = [until, self.next, self.next_deadline()].into_iter().flatten().min();
                 // Rounded up, so that the deadline has passed when the sleep ends.
                 let timeout = until.map(|at| at.saturating_duration_since(Instant::now()));
                 self.poll_events(shared, timeout);
             }
             shared.right.end_sleep(parker);
-            self.expire(shared);
         }
         if self.accepting {
             self.accept(shared);
@@ -107,10 +113,24 @@ impl Reactor {
                 self.serve(shared, index);
             }
         }
+        if self.dirty {
+            self.pass(shared, false);
+        }
+        if self.dirty {
+            // More than one pass's share; whoever polls next goes on.
+            shared.right.set_work();
+        }
+    }
+
+    /// Closes the listener and every connection, at the end of the node.
+    pub(crate) fn close(&mut self) {
+        self.listener = None;
+        self.conns.clear();
+        self.ready.clear();
     }
 
     fn is_idle(&self) -> bool {
-        self.ready.is_empty() && !self.accepting
+        self.ready.is_empty() && !self.accepting && !self.dirty
     }
 
     fn spin(&mut self, shared: &Shared, until: Option<Instant>, parker: Option<&Parker>) -> bool {
@@ -177,7 +197,7 @@ impl Reactor {
             for conn in writable {
                 core.node.writable(conn);
             }
-            shared.right.set_work();
+            self.dirty = true;
         }
         for index in established {
             self.established(shared, index);
@@ -186,9 +206,10 @@ impl Reactor {
     }
 
     /// Does what is due, performs actions and transmits, until nothing is left or it has had its share. With `acks`, also
-    /// sends acknowledgements that are due. Returns when the node wants to be called again.
-    fn pass(&mut self, shared: &Shared, acks: bool) -> Option<Instant> {
+    /// sends acknowledgements that are due.
+    fn pass(&mut self, shared: &Shared, acks: bool) {
         loop {
+            self.dirty = false;
             let mut core = shared.core();
             let now = shared.now();
             if core.node.next_timeout().is_some_and(|at| at <= now) {
@@ -201,31 +222,21 @@ impl Reactor {
             let (mut core, more) = shared.transmit_all(core);
             std::mem::swap(&mut core.io, &mut self.actions);
             std::mem::swap(&mut core.wakes, &mut self.wakes);
-            let mut next = core.node.next_timeout().map(|at| shared.instant(at));
-            if !core.retry.is_empty() {
-                next = Some(self.retry(&mut core, next));
+            core.planned = core.node.next_timeout();
+            self.next = core.planned.map(|at| shared.instant(at));
+            for conn in core.retry.drain(..) {
+                self.timed.push((Instant::now() + RETRY_PAUSE, conn));
             }
             drop(core);
             self.wakes.fire();
-            if more {
-                shared.right.set_work();
-            }
             if self.actions.is_empty() {
-                return next;
+                self.dirty |= more;
+                return;
             }
             while let Some(action) = self.actions.pop_front() {
                 self.perform(shared, action);
             }
         }
-    }
-
-    /// Where the kernel had no memory: try again after a pause.
-    fn retry(&mut self, core: &mut super::core::Core, next: Option<Instant>) -> Instant {
-        let at = Instant::now() + RETRY_PAUSE;
-        for conn in core.retry.drain(..) {
-            self.timed.push((at, conn));
-        }
-        next.map_or(at, |n| n.min(at))
     }
 
     // ---- actions -------------------------------------------------------------------------------------------------
@@ -257,7 +268,7 @@ impl Reactor {
             }
             Action::Resume { conn } => {
                 if let Some(c) = self.conn(conn) {
-                    c.paused = false;
+                    c.resume();
                     self.enqueue(conn);
                 }
             }
@@ -267,7 +278,7 @@ impl Reactor {
                     let now = shared.now();
                     core.node.tcp_unacked(now, conn, unacked);
                     core.dispatch(now);
-                    shared.right.set_work();
+                    self.dirty = true;
                 }
             }
             Action::PeerUp { peer, guarantee, generation, lanes, restarted } => {
@@ -299,7 +310,7 @@ impl Reactor {
         let now = shared.now();
         core.node.connect_failed(now, conn);
         core.dispatch(now);
-        shared.right.set_work();
+        self.dirty = true;
     }
 
     // ---- connections ---------------------------------------------------------------------------------------------
@@ -314,7 +325,13 @@ impl Reactor {
         }
     }
 
-    fn add(&mut self, id: ConnId, peer: std::net::IpAddr, stream: TcpStream, stage: Stage) -> io::Result<Arc<Link>> {
+    fn add(
+        &mut self,
+        id: ConnId,
+        peer: std::net::IpAddr,
+        stream: TcpStream,
+        stage: Stage,
+    ) -> io::Result<Arc<Link>> {
         let index = id.index();
         if self.conns.len() <= index {
             self.conns.resize_with(index + 1, || None);
@@ -357,7 +374,7 @@ impl Reactor {
                 let now = shared.now();
                 core.node.connected(now, id);
                 core.dispatch(now);
-                shared.right.set_work();
+                self.dirty = true;
             }
             Err(error) => {
                 if let Some(conn) = self.conns[index].take() {
@@ -374,7 +391,11 @@ impl Reactor {
             return;
         }
         for _ in 0..ACCEPTS {
-            match self.listener.accept() {
+            let Some(listener) = &self.listener else {
+                self.accepting = false;
+                return;
+            };
+            match listener.accept() {
                 Ok((stream, from)) => {
                     if let Err(error) = self.accepted(shared, stream, from) {
                         self.log.accept_failed(&error);
@@ -421,7 +442,7 @@ impl Reactor {
             Ok(link) => {
                 core.add_link(id, link);
                 core.dispatch(now);
-                shared.right.set_work();
+                self.dirty = true;
                 Ok(())
             }
             Err(error) => {
@@ -439,7 +460,7 @@ impl Reactor {
         if conn.paused {
             return;
         }
-        let progress = conn.serve(shared, &mut self.buffer, &mut self.wakes);
+        let progress = conn.serve(shared, &mut self.buffer, &mut self.wakes, &mut self.dirty);
         self.wakes.fire();
         let id = conn.id;
         match progress {
@@ -455,11 +476,15 @@ impl Reactor {
     }
 
     fn drained(&mut self, shared: &Shared, id: ConnId) {
+        let unacked = self.conn(id).and_then(|c| tcp::unacknowledged(&c.link.stream));
         let mut core = shared.core();
         let now = shared.now();
+        if let Some(unacked) = unacked {
+            core.node.tcp_unacked(now, id, unacked);
+        }
         core.node.drained(now, id);
         core.dispatch(now);
-        shared.right.set_work();
+        self.dirty = true;
     }
 
     /// The end of a connection: everything readable was fed.
@@ -479,13 +504,10 @@ impl Reactor {
             core.node.connect_failed(now, id);
         } else {
             conn.return_target(&mut core, now);
-            if conn.draining {
-                core.node.drained(now, id);
-            }
             core.node.closed(now, id, unacked);
         }
         core.dispatch(now);
-        shared.right.set_work();
+        self.dirty = true;
     }
 
     // ---- deadlines -----------------------------------------------------------------------------------------------
@@ -519,7 +541,7 @@ impl Reactor {
                 // The kernel had no memory before.
                 Some(Stage::Open) => {
                     shared.core().node.writable(id);
-                    shared.right.set_work();
+                    self.dirty = true;
                 }
                 None => {}
             }
@@ -538,10 +560,4 @@ fn deregister(registry: &Registry, conn: &Conn) {
     if let Err(error) = registry.deregister(&mut SourceFd(&conn.link.stream.as_raw_fd())) {
         tracing::debug!(%error, "epoll deregister");
     }
-}
-
-/// When a `Time` of the node has come, as far as this module needs it.
-#[allow(dead_code)]
-fn _assert_time_is_copy(t: Time) -> Time {
-    t
 }

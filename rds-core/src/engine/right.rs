@@ -190,7 +190,24 @@ impl PollRight {
         }
     }
 
+    /// A deadline came nearer: whoever polls must not sleep past it. While nobody polls, the next holder sees it.
+    pub(crate) fn nearer_deadline(&self) {
+        if self.phase.load(SeqCst) != FREE {
+            self.kick();
+        }
+    }
+
     // ---- for the holder ------------------------------------------------------------------------------------------
+
+    /// Leaves work for the next turn, of whichever holder.
+    pub(crate) fn set_work(&self) {
+        self.work.store(true, SeqCst);
+    }
+
+    /// Whether there is work.
+    pub(crate) fn has_work(&self) -> bool {
+        self.work.load(SeqCst)
+    }
 
     /// Whether there is work since this was asked last.
     pub(crate) fn take_work(&self) -> bool {

@@ -1,6 +1,6 @@
 //! What every handle, socket and thread of an engine shares, and the transmit path that any of them runs.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -36,7 +36,6 @@ pub(crate) struct Shared {
 #[derive(Default)]
 pub(crate) struct Stats {
     pub(crate) reads: AtomicU64,
-    pub(crate) sndbuf_full: AtomicU64,
     pub(crate) congestion_waits: AtomicU64,
     pub(crate) copied_in: AtomicU64,
     /// Of sockets that are closed.
@@ -91,23 +90,26 @@ impl Shared {
     /// Ends a program's call that may have produced actions or output: performs what concerns sockets, transmits what goes
     /// out on idle connections, and leaves the rest to the poll loop. Wakes whom it made ready.
     pub(crate) fn settle<'a>(&'a self, mut core: MutexGuard<'a, Core>) {
-        core.dispatch(self.now());
-        let mut rounds = 0;
-        let mut kick = false;
-        while let Some(conn) = core.node.poll_transmit() {
+        if core.node.has_actions() || !core.shutdown.is_empty() {
+            let now = self.now();
+            core.dispatch(now);
+        }
+        for _ in 0..CALLER_ROUNDS {
             // While something is on its way an answer will come, and more messages may gather until then.
-            if rounds == CALLER_ROUNDS || core.node.outstanding(conn) > 0 {
-                kick = true;
-                break;
-            }
-            rounds += 1;
+            let Some(conn) = core.node.poll_idle_transmit() else { break };
             core = self.transmit(core, conn);
         }
-        kick |= !core.io.is_empty() || !core.retry.is_empty();
+        let kick = !core.io.is_empty() || !core.retry.is_empty() || core.node.poll_transmit().is_some();
+        let nearer = core.deadline_is_nearer();
+        if nearer {
+            core.planned = core.node.next_timeout();
+        }
         let mut wakes = std::mem::take(&mut core.wakes);
         drop(core);
         if kick {
             self.right.kick();
+        } else if nearer {
+            self.right.nearer_deadline();
         }
         wakes.fire();
     }
@@ -144,10 +146,7 @@ impl Shared {
         batch.slices.clear();
         let mut core = self.core();
         let blocked = match (stop, &link) {
-            (Some(Stop::Full), Some(link)) => {
-                self.stats.sndbuf_full.fetch_add(1, Relaxed);
-                link.stays_blocked(seen)
-            }
+            (Some(Stop::Full), Some(link)) => link.stays_blocked(seen),
             (Some(Stop::NoMemory), _) => {
                 core.retry.push(conn);
                 true

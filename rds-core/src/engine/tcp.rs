@@ -47,7 +47,8 @@ pub(crate) fn connect(options: &Options, peer: IpAddr, lane: u8, lanes: u8) -> i
         bind_lane_port(&socket, source, lane)?;
     } else {
         // The port is chosen at connect, when the four-tuple is known: many more connections fit.
-        if let Err(error) = nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::IpBindAddressNoPort, &true)
+        if let Err(error) =
+            nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::IpBindAddressNoPort, &true)
         {
             tracing::debug!(%error, "IP_BIND_ADDRESS_NO_PORT");
         }
