@@ -49,6 +49,8 @@ pub use rds_core::engine::{
     ShutdownReport, TrySendError,
 };
 pub use rds_core::info::{Counter, Counters, Snapshot};
+/// Why the node refused a message; inside [`SendError::Refused`].
+pub use rds_core::proto::SendError as Refusal;
 pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee, Outcome, Token};
 
 /// How to open a [`Node`].

@@ -2,12 +2,22 @@
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 
 use super::link::{Batch, Link};
 use super::mailbox::{Back, Mailbox, Wakes};
 use super::parker::Parker;
 use crate::proto::{Action, Body, ConnId, Inbox, Node, SocketId, Time};
+
+/// What a shutdown waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Every message has ended.
+    Messages,
+    /// Every connection is closed.
+    Connections,
+}
 
 /// What the core's lock protects. Held briefly; never across a system call that can take long.
 pub(crate) struct Core {
@@ -20,10 +30,12 @@ pub(crate) struct Core {
     pub(crate) io: VecDeque<Action>,
     /// Connections to which the kernel had no memory to write; the poll loop tries again soon.
     pub(crate) retry: Vec<ConnId>,
+    /// Receive queues are short of room: programs report at once what they take.
+    pub(crate) pressed: Arc<AtomicBool>,
     /// Threads to wake after unlocking.
     pub(crate) wakes: Wakes,
     /// Threads that wait for the end of all messages or connections.
-    pub(crate) shutdown: Vec<Arc<Parker>>,
+    ends: Vec<(End, Arc<Parker>)>,
     /// When the poll loop means to call [`Node::handle_timeout`] next.
     pub(crate) planned: Option<Time>,
     spare: Vec<Batch>,
@@ -37,8 +49,9 @@ impl Core {
             links: Vec::new(),
             io: VecDeque::new(),
             retry: Vec::new(),
+            pressed: Arc::default(),
             wakes: Wakes::default(),
-            shutdown: Vec::new(),
+            ends: Vec::new(),
             planned: None,
             spare: Vec::new(),
         }
@@ -83,10 +96,6 @@ impl Core {
         self.links.clear();
     }
 
-    pub(crate) fn has_links(&self) -> bool {
-        self.links.iter().any(Option::is_some)
-    }
-
     pub(crate) fn take_batch(&mut self) -> Batch {
         self.spare.pop().unwrap_or_default()
     }
@@ -109,8 +118,24 @@ impl Core {
             || self.node.poll_transmit().is_some()
     }
 
+    /// Has programs report at once what they take, while the node is short of room. On the way there, what they took before
+    /// is asked for; whoever takes something after that sees the flag, because the front's lock orders the two.
+    fn update_pressure(&mut self) {
+        let stalled = self.node.is_stalled();
+        if self.pressed.swap(stalled, SeqCst) || !stalled {
+            return;
+        }
+        for mailbox in self.mailboxes.iter().flatten() {
+            let taken = mailbox.take_all(&mut mailbox.front());
+            if taken.messages > 0 {
+                self.node.consumed(mailbox.id, taken.bytes, taken.messages);
+            }
+        }
+    }
+
     /// Performs the actions that concern sockets and queues the others for the poll loop.
     pub(crate) fn dispatch(&mut self, now: Time) {
+        self.update_pressure();
         while let Some(action) = self.node.poll_action(now) {
             match action {
                 Action::Writable { socket } => self.for_socket(socket, |mailbox, back, wakes| {
@@ -146,8 +171,40 @@ impl Core {
                 other => self.io.push_back(other),
             }
         }
-        if !self.shutdown.is_empty() {
-            self.wakes.parkers.append(&mut self.shutdown);
+        self.notify_ends();
+    }
+
+    pub(crate) fn notify_ends(&mut self) {
+        if self.ends.is_empty() {
+            return;
+        }
+        for (end, parker) in std::mem::take(&mut self.ends) {
+            if self.has_come(end) {
+                self.wakes.parkers.push(parker);
+            } else {
+                self.ends.push((end, parker));
+            }
+        }
+    }
+
+    /// Whether an end has come; otherwise the thread is told when it has.
+    pub(crate) fn wait_for(&mut self, end: End, parker: &Arc<Parker>) -> bool {
+        let come = self.has_come(end);
+        if !come && !self.ends.iter().any(|(_, p)| Arc::ptr_eq(p, parker)) {
+            self.ends.push((end, Arc::clone(parker)));
+        }
+        come
+    }
+
+    /// A thread waits no longer for an end.
+    pub(crate) fn forget(&mut self, parker: &Arc<Parker>) {
+        self.ends.retain(|(_, p)| !Arc::ptr_eq(p, parker));
+    }
+
+    fn has_come(&self, end: End) -> bool {
+        match end {
+            End::Messages => self.node.is_drained(),
+            End::Connections => self.links.iter().all(Option::is_none),
         }
     }
 

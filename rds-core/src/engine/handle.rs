@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::core::Core;
+use super::core::{Core, End};
 use super::mailbox::{Mailbox, Tally, Wakes};
 use super::reactor::Reactor;
 use super::right::PollRight;
@@ -84,7 +84,8 @@ impl Engine {
     pub fn bind(&self, port: u16) -> Result<Socket, BindError> {
         let mut core = self.shared().core();
         let (id, port) = core.node.bind(port)?;
-        let mailbox = Arc::new(Mailbox::new(id, SocketAddr::new(self.address(), port), RECEIVE_BUFFER));
+        let local = SocketAddr::new(self.address(), port);
+        let mailbox = Arc::new(Mailbox::new(id, local, RECEIVE_BUFFER, Arc::clone(&core.pressed)));
         core.add_mailbox(Arc::clone(&mailbox));
         drop(core);
         Ok(Socket::new(self.clone(), mailbox))
@@ -133,20 +134,20 @@ impl Inner {
         let mut core = shared.core();
         core.node.begin_shutdown();
         shared.settle(core);
-        self.wait(Instant::now().checked_add(deadline), |core| core.node.is_drained());
+        self.wait(End::Messages, deadline);
         let mut core = shared.core();
+        // What peers sent and we have must not be left unacknowledged.
+        core.node.flush_acks();
+        (core, _) = shared.transmit_all(core);
         let undelivered = core.node.unfinished();
         core.node.close_connections(shared.now());
         shared.settle(core);
-        self.wait(Instant::now().checked_add(CLOSE_DEADLINE), |core| !core.has_links());
+        self.wait(End::Connections, CLOSE_DEADLINE);
 
         shared.stopped.store(true, SeqCst);
         shared.right.stop();
         let mut wakes = Wakes::default();
-        let mut core = shared.core();
-        wakes.parkers.append(&mut core.shutdown);
-        let mailboxes: Vec<_> = core.mailboxes.iter().flatten().cloned().collect();
-        drop(core);
+        let mailboxes: Vec<_> = shared.core().mailboxes.iter().flatten().cloned().collect();
         for mailbox in mailboxes {
             mailbox.close(&mut wakes);
         }
@@ -161,20 +162,12 @@ impl Inner {
         ShutdownReport { undelivered }
     }
 
-    /// Blocks until `done`, which is asked again after everything that happens to the node.
-    fn wait(&self, deadline: Option<Instant>, done: impl Fn(&Core) -> bool) {
+    fn wait(&self, end: End, limit: Duration) {
         self.shared.block(
-            deadline,
+            Instant::now().checked_add(limit),
             true,
-            |parker| {
-                let mut core = self.shared.core();
-                let done = done(&core);
-                if !done && !core.shutdown.iter().any(|p| Arc::ptr_eq(p, parker)) {
-                    core.shutdown.push(Arc::clone(parker));
-                }
-                done.then_some(())
-            },
-            |parker| self.shared.core().shutdown.retain(|p| !Arc::ptr_eq(p, parker)),
+            |parker| self.shared.core().wait_for(end, parker).then_some(()),
+            |parker| self.shared.core().forget(parker),
         );
     }
 }

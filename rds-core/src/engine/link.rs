@@ -153,8 +153,7 @@ mod tests {
     #[test]
     fn a_full_socket_and_a_broken_one_are_told_apart() {
         let (link, peer) = pair();
-        let mut batch = Batch::default();
-        batch.slices = vec![Bytes::from(vec![0; 64 << 20])];
+        let mut batch = Batch { slices: vec![Bytes::from(vec![0; 64 << 20])], ..Batch::default() };
         assert_eq!(link.write(&mut batch).stop, Some(Stop::Full));
         link.stream.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(link.write(&mut batch).stop, Some(Stop::Failed));

@@ -50,13 +50,13 @@ pub(crate) struct Front {
 
 impl Front {
     /// Counts a message as taken. Returns what is to be reported to the node now, if anything.
-    pub(crate) fn taken(&mut self, len: usize) -> Option<Taken> {
+    fn taken(&mut self, len: usize, pressed: bool) -> Option<Taken> {
         self.tally.delivered += 1;
         self.tally.freed += len as u64;
         self.unreported.bytes += len as u64;
         self.unreported.messages += 1;
         let weight = self.unreported.bytes + OVERHEAD * self.unreported.messages;
-        (self.congested || weight > self.report_at).then(|| std::mem::take(&mut self.unreported))
+        (self.congested || pressed || weight > self.report_at).then(|| std::mem::take(&mut self.unreported))
     }
 }
 
@@ -123,6 +123,8 @@ pub(crate) struct Mailbox {
     /// Taken by the program and neither reported nor asked for.
     consumed_bytes: AtomicU64,
     consumed_messages: AtomicU64,
+    /// As [`Core::pressed`](super::core::Core::pressed).
+    pressed: Arc<AtomicBool>,
     readable: OnceLock<EventFd>,
     writable: OnceLock<EventFd>,
     /// Stands in a list of [`Wakes`].
@@ -130,7 +132,12 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    pub(crate) fn new(id: SocketId, local: SocketAddr, receive_buffer: u64) -> Self {
+    pub(crate) fn new(
+        id: SocketId,
+        local: SocketAddr,
+        receive_buffer: u64,
+        pressed: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             id,
             local,
@@ -146,6 +153,7 @@ impl Mailbox {
             notices: AtomicBool::new(false),
             consumed_bytes: AtomicU64::new(0),
             consumed_messages: AtomicU64::new(0),
+            pressed,
             readable: OnceLock::new(),
             writable: OnceLock::new(),
             listed: AtomicBool::new(false),
@@ -199,6 +207,12 @@ impl Mailbox {
         }
         self.clear_readable(&mut back);
         Refill::Empty
+    }
+
+    /// A message was taken from the front. Returns what is to be reported to the node now, if anything.
+    pub(crate) fn taken(&self, front: &mut Front, len: usize) -> Option<Taken> {
+        self.after_take(front);
+        front.taken(len, self.pressed.load(Relaxed))
     }
 
     /// After taking: the descriptor must not stay readable when nothing is left.

@@ -140,8 +140,7 @@ impl Socket {
             }
             let (len, full_len, from, large) = front.queue.pop_into(buffer)?;
             front.tally.copied += len as u64;
-            let report = front.taken(full_len);
-            mailbox.after_take(&front);
+            let report = mailbox.taken(&mut front, full_len);
             drop(front);
             drop(large);
             self.report(report);
@@ -167,8 +166,7 @@ impl Socket {
             }
             let front = &mut *guard;
             let (payload, from) = front.queue.pop(&mut front.store)?;
-            let report = front.taken(payload.len());
-            mailbox.after_take(front);
+            let report = mailbox.taken(front, payload.len());
             drop(guard);
             self.report(report);
             return Some(Ok(Event::Message(Message { from, payload })));

@@ -90,9 +90,11 @@ impl Shared {
     /// Ends a program's call that may have produced actions or output: performs what concerns sockets, transmits what goes
     /// out on idle connections, and leaves the rest to the poll loop. Wakes whom it made ready.
     pub(crate) fn settle<'a>(&'a self, mut core: MutexGuard<'a, Core>) {
-        if core.node.has_actions() || !core.shutdown.is_empty() {
+        if core.node.has_actions() {
             let now = self.now();
             core.dispatch(now);
+        } else {
+            core.notify_ends();
         }
         for _ in 0..CALLER_ROUNDS {
             // While something is on its way an answer will come, and more messages may gather until then.
