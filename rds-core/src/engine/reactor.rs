@@ -148,7 +148,8 @@ impl Reactor {
             if self.poll_events(shared, Some(Duration::ZERO)) {
                 return true;
             }
-            std::hint::spin_loop();
+            // Whoever is to answer may need this very processor.
+            std::thread::yield_now();
         }
         false
     }
