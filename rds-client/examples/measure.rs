@@ -1,6 +1,6 @@
 //! Throughput and round trips between two nodes of this process, over loopback.
 //!
-//! `cargo run --release -p rds-client --example measure [seconds [busy-poll microseconds]]`
+//! `cargo run --release -p rds-client --example measure [seconds [busy-poll microseconds [size]...]]`
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,13 +15,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let time = Duration::from_secs_f64(args.next().map_or(Ok(1.0), |a| a.parse())?);
     let spin = Duration::from_micros(args.next().map_or(Ok(0), |a| a.parse())?);
+    let mut sizes = args.map(|a| a.parse()).collect::<Result<Vec<usize>, _>>()?;
+    if sizes.is_empty() {
+        sizes = vec![64, 1024, 4096, 65536, 1 << 20];
+    }
     let open = |address: &str| -> Result<Node, Box<dyn Error>> {
         let builder = Node::builder(address.parse()?).listen_port(PORT).dial_port(PORT);
         Ok(builder.busy_poll(spin).congestion_control("cubic").open()?)
     };
     let (a, b) = (open("127.73.1.1")?, open("127.73.1.2")?);
     println!("{:>10} {:>14} {:>12} {:>12}", "size", "messages/s", "MB/s", "round trip");
-    for size in [64, 1024, 4096, 65536, 1 << 20] {
+    for size in sizes {
         let (x, y) = (a.bind(0)?, b.bind(0)?);
         for socket in [&x, &y] {
             socket.set_send_buffer(8 << 20);

@@ -11,8 +11,10 @@ use crate::proto::Body;
 /// hands out without another copy.
 const SMALL: usize = 16 << 10;
 
-/// A ring or list that is larger than this is given back after it was empty and little used.
+/// A ring that is larger than this is given back when it has been little used for a while.
 const KEEP: usize = 64 << 10;
+/// How often the queue must have been emptied, little used, before memory is given back.
+const PATIENCE: u32 = 256;
 
 struct Meta {
     from: SocketAddr,
@@ -27,8 +29,10 @@ pub(crate) struct Queue {
     /// Small payloads, one after the other.
     ring: VecDeque<u8>,
     large: VecDeque<BytesMut>,
-    /// Most bytes in the ring since it was empty.
+    /// Most bytes in the ring since memory was given back, or was found to be needed.
     peak: usize,
+    /// Times that the queue was emptied since.
+    emptied: u32,
 }
 
 impl Queue {
@@ -137,14 +141,15 @@ impl Queue {
         if !self.metas.is_empty() {
             return;
         }
+        self.emptied += 1;
+        if self.emptied < PATIENCE && self.ring.capacity() > KEEP {
+            return;
+        }
         let peak = std::mem::take(&mut self.peak);
+        self.emptied = 0;
         if self.ring.capacity() > KEEP && peak < self.ring.capacity() / 4 {
             self.ring.shrink_to(KEEP.max(peak));
-        }
-        if self.metas.capacity() * size_of::<Meta>() > 2 * KEEP && peak < KEEP {
             self.metas.shrink_to(KEEP / size_of::<Meta>());
-        }
-        if self.large.capacity() > 1024 {
             self.large.shrink_to(64);
         }
     }
@@ -183,8 +188,10 @@ mod tests {
         let mut buffer = [0; 1024];
         while q.pop_into(&mut buffer).is_some() {}
         let grown = q.ring.capacity();
-        q.push(from(1), Body::Borrowed(b"x"));
-        q.pop_into(&mut buffer).unwrap();
+        for _ in 0..2 * PATIENCE {
+            q.push(from(1), Body::Borrowed(b"x"));
+            q.pop_into(&mut buffer).unwrap();
+        }
         assert!(grown > 10_000_000 && q.ring.capacity() <= 2 * KEEP, "{grown} -> {}", q.ring.capacity());
     }
 

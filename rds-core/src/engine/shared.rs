@@ -14,11 +14,13 @@ use super::right::PollRight;
 use crate::proto::{ConnId, Time};
 
 /// Most bytes that one transmit takes from the node.
-const BATCH: usize = 512 << 10;
+const BATCH: usize = 128 << 10;
 /// Transmits that one pass of the poll loop makes before it looks for input again.
 const POLLER_ROUNDS: usize = 32;
 /// Transmits that a caller makes before it leaves the rest to the poll loop.
 const CALLER_ROUNDS: usize = 2;
+/// Attempts to get the core's lock before sleeping for it: it is held for microseconds, and a sleep costs more.
+const SPIN: u32 = 100;
 
 pub(crate) struct Shared {
     pub(crate) options: Options,
@@ -73,6 +75,13 @@ impl Shared {
     }
 
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        for _ in 0..SPIN {
+            match self.core.try_lock() {
+                Ok(core) => return core,
+                Err(std::sync::TryLockError::Poisoned(p)) => return p.into_inner(),
+                Err(std::sync::TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
