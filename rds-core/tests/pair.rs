@@ -287,14 +287,13 @@ fn messages_survive_cuts_exactly_once() {
     let mut got = Vec::new();
     for i in 0..200u32 {
         p.send(0, a, 4001, &i.to_be_bytes()).unwrap();
-        for _ in 0..i % 7 {
-            p.step();
-        }
-        if i % 10 == 9 {
+        if i % 10 != 9 {
+            (0..i % 7).for_each(|_| _ = p.step());
+        } else {
             p.write();
             p.cut();
         }
-        if i % 25 == 0 {
+        if i % 5 == 0 {
             p.pass(Duration::from_millis(5));
         }
         got.extend(p.take(1, b));

@@ -204,6 +204,12 @@ pub enum Action {
         /// Whether it is congested now.
         congested: bool,
     },
+    /// Room in the receive queues is short, or no longer: while it is, report everything that programs take at once
+    /// ([`Node::consumed`](super::Node::consumed)), beginning with what they took before. Connections wait for it.
+    Pressure {
+        /// Whether room is short now.
+        on: bool,
+    },
     /// A message with a token has ended.
     Completed {
         /// Which socket sent it.

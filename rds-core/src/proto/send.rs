@@ -73,7 +73,8 @@ pub struct Rejected<'a> {
 fn is_unicast(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(a) => !a.is_unspecified() && !a.is_multicast() && !a.is_broadcast(),
-        IpAddr::V6(a) => !a.is_unspecified() && !a.is_multicast(),
+        // Link-local addresses mean nothing without an interface, which a node does not have.
+        IpAddr::V6(a) => !a.is_unspecified() && !a.is_multicast() && !a.is_unicast_link_local(),
     }
 }
 
