@@ -165,6 +165,13 @@ impl Node {
         self.after_consumption();
     }
 
+    /// Whether a connection waits for room in the receive queues: then what programs take must be reported at once, and
+    /// what they took before.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
     /// Refuses new sockets and sends from now on; what is queued still goes out.
     pub fn begin_shutdown(&mut self) {
         self.shutting_down = true;
@@ -197,6 +204,12 @@ impl Node {
                 self.end(now, conn, Some((CloseMode::Now, DropReason::Shutdown)));
             }
         }
+    }
+
+    /// Whether [`Node::poll_action`] would return something, or do something.
+    #[must_use]
+    pub fn has_actions(&self) -> bool {
+        !self.wanting.is_empty() || !self.actions.is_empty()
     }
 
     /// The next thing to do.
