@@ -65,6 +65,8 @@ pub struct Node {
     pub(super) peers: Vec<Peer>,
     pub(super) vacant: Vec<u32>,
     pub(super) by_address: HashMap<IpAddr, u32>,
+    /// The peer looked up last: most sends go where the one before went.
+    last_peer: Option<(IpAddr, u32)>,
     pub(super) conns: Conns,
     pub(super) actions: VecDeque<Action>,
     /// Connections that may have something to write.
@@ -103,6 +105,7 @@ impl Node {
             peers: Vec::new(),
             vacant: Vec::new(),
             by_address: HashMap::new(),
+            last_peer: None,
             conns: Conns::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
@@ -162,6 +165,13 @@ impl Node {
         self.after_consumption();
     }
 
+    /// Whether a connection waits for room in the receive queues: then what programs take must be reported at once, and
+    /// what they took before.
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        !self.stalled.is_empty()
+    }
+
     /// Refuses new sockets and sends from now on; what is queued still goes out.
     pub fn begin_shutdown(&mut self) {
         self.shutting_down = true;
@@ -194,6 +204,12 @@ impl Node {
                 self.end(now, conn, Some((CloseMode::Now, DropReason::Shutdown)));
             }
         }
+    }
+
+    /// Whether [`Node::poll_action`] would return something, or do something.
+    #[must_use]
+    pub fn has_actions(&self) -> bool {
+        !self.wanting.is_empty() || !self.actions.is_empty()
     }
 
     /// The next thing to do.
@@ -231,7 +247,13 @@ impl Node {
 
     /// The peer at `address`, made if it is new; `None` when no more can be known.
     pub(super) fn peer_of(&mut self, address: IpAddr) -> Option<u32> {
+        if let Some((last, index)) = self.last_peer
+            && last == address
+        {
+            return Some(index);
+        }
         if let Some(&index) = self.by_address.get(&address) {
+            self.last_peer = Some((address, index));
             return Some(index);
         }
         if self.by_address.len() >= self.config.max_peers {
@@ -262,6 +284,7 @@ impl Node {
             && self.conns.of_peer(index).next().is_none()
         {
             self.by_address.remove(&peer.address);
+            self.last_peer = None;
             // Timers that still name the slot find nothing to do in a fresh peer.
             self.peers[index as usize] = Peer::new(peer.address, peer.we_dial, self.config.first_sequence);
             self.vacant.push(index);
