@@ -60,7 +60,7 @@ fn flood(x: &Socket, y: &Socket, size: usize, time: Duration) -> Result<f64, Box
                 return count;
             }
             count += 1;
-            if count % 64 == 0 && start.elapsed() >= time {
+            if count.is_multiple_of(64) && start.elapsed() >= time {
                 stop.store(true, Relaxed);
             }
         }

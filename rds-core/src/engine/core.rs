@@ -120,9 +120,9 @@ impl Core {
 
     /// Has programs report at once what they take, while the node is short of room. On the way there, what they took before
     /// is asked for; whoever takes something after that sees the flag, because the front's lock orders the two.
-    fn update_pressure(&mut self) {
-        let stalled = self.node.is_stalled();
-        if self.pressed.swap(stalled, SeqCst) || !stalled {
+    fn set_pressure(&mut self, on: bool) {
+        self.pressed.store(on, SeqCst);
+        if !on {
             return;
         }
         for mailbox in self.mailboxes.iter().flatten() {
@@ -135,7 +135,6 @@ impl Core {
 
     /// Performs the actions that concern sockets and queues the others for the poll loop.
     pub(crate) fn dispatch(&mut self, now: Time) {
-        self.update_pressure();
         while let Some(action) = self.node.poll_action(now) {
             match action {
                 Action::Writable { socket } => self.for_socket(socket, |mailbox, back, wakes| {
@@ -168,6 +167,7 @@ impl Core {
                         self.node.consumed(socket, taken.bytes, taken.messages);
                     }
                 }
+                Action::Pressure { on } => self.set_pressure(on),
                 other => self.io.push_back(other),
             }
         }
