@@ -230,10 +230,13 @@ impl Socket {
             shared.settle(core);
             return Err((rejected.error.into(), rejected.payload));
         };
+        let count = |why| {
+            if why == Blocked::Congested {
+                shared.stats.congestion_waits.fetch_add(1, Relaxed);
+            }
+        };
+        count(blocked);
         shared.settle(core);
-        if blocked == Blocked::Congested {
-            shared.stats.congestion_waits.fetch_add(1, Relaxed);
-        }
         let deadline = deadline(&self.send_timeout);
         // Copied once, however often it is tried. The caller's own payload goes back if it fails.
         let original = rejected.payload;
@@ -256,6 +259,7 @@ impl Socket {
                 };
                 if let Some(why) = again {
                     blocked = why;
+                    count(why);
                     self.mailbox.back().wait_send(parker);
                 }
                 self.update_writable(&mut core);
