@@ -110,13 +110,14 @@ impl Engine {
             }
         }
         let mut snapshot = core.node.snapshot(queues);
+        let copied_in = core.copied_in;
         shared.settle(core);
         let counters = &mut snapshot.counters;
         counters.add(Counter::RecvDelivered, tally.delivered);
         counters.add(Counter::CopyToUser, tally.copied);
         counters.add(Counter::RecvBytesFreedFromSock, tally.freed);
         counters.add(Counter::TcpDataReadyCalls, shared.stats.reads.load(Relaxed));
-        counters.add(Counter::CopyFromUser, shared.stats.copied_in.load(Relaxed));
+        counters.add(Counter::CopyFromUser, copied_in);
         // The node counts every refusal; those of blocking sends are waits, as in `rds_cong_wait`.
         let waits = shared.stats.congestion_waits.load(Relaxed);
         counters.add(Counter::CongSendBlocked, waits);
