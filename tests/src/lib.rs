@@ -3,3 +3,5 @@
 #[cfg(doctest)]
 mod book;
 pub mod captures;
+pub mod ledger;
+pub mod proxy;
