@@ -4,6 +4,7 @@
 mod book;
 pub mod captures;
 pub mod ledger;
+pub mod program;
 pub mod proxy;
 
 /// Address `host` in net `net` of this process: a loopback address that no other test process is likely to use at the same time.
