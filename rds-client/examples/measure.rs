@@ -24,24 +24,34 @@ fn main() -> Result<(), Box<dyn Error>> {
         Ok(builder.busy_poll(spin).congestion_control("cubic").open()?)
     };
     let (a, b) = (open("127.73.1.1")?, open("127.73.1.2")?);
-    println!("{:>10} {:>14} {:>12} {:>12}", "size", "messages/s", "MB/s", "round trip");
+    println!("{:>10} {:>14} {:>12} {:>12} {:>12}", "size", "messages/s", "MB/s", "CPU/message", "round trip");
     for size in sizes {
         let (x, y) = (a.bind(0)?, b.bind(0)?);
         for socket in [&x, &y] {
             socket.set_send_buffer(8 << 20);
             socket.set_recv_buffer(8 << 20);
         }
-        let rate = flood(&x, &y, size, time)?;
+        let before = processor_time()?;
+        let (count, elapsed) = flood(&x, &y, size, time)?;
+        let each = (processor_time()? - before) / f64::from(count);
+        let rate = f64::from(count) / elapsed;
         let (x, y) = (a.bind(0)?, b.bind(0)?);
         let trip = ping(&x, &y, size, time)?;
         let bytes = rate * f64::from(u32::try_from(size)?) / 1e6;
-        println!("{size:>10} {rate:>14.0} {bytes:>12.1} {:>9.1} us", trip * 1e6);
+        println!("{size:>10} {rate:>14.0} {bytes:>12.1} {:>9.2} us {:>9.1} us", each * 1e6, trip * 1e6);
     }
     Ok(())
 }
 
-/// Messages a second from one thread to another.
-fn flood(x: &Socket, y: &Socket, size: usize, time: Duration) -> Result<f64, Box<dyn Error>> {
+/// Seconds of processor time that this process has used, both nodes together.
+fn processor_time() -> Result<f64, Box<dyn Error>> {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF)?;
+    let seconds = |t: nix::sys::time::TimeVal| t.tv_sec() as f64 + t.tv_usec() as f64 / 1e6;
+    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
+}
+
+/// Messages from one thread to another, and the seconds they took.
+fn flood(x: &Socket, y: &Socket, size: usize, time: Duration) -> Result<(u32, f64), Box<dyn Error>> {
     let stop = AtomicBool::new(false);
     let start = Instant::now();
     let count = thread::scope(|scope| {
@@ -60,12 +70,12 @@ fn flood(x: &Socket, y: &Socket, size: usize, time: Duration) -> Result<f64, Box
                 return count;
             }
             count += 1;
-            if count % 64 == 0 && start.elapsed() >= time {
+            if count.is_multiple_of(64) && start.elapsed() >= time {
                 stop.store(true, Relaxed);
             }
         }
     });
-    Ok(f64::from(count) / start.elapsed().as_secs_f64())
+    Ok((count, start.elapsed().as_secs_f64()))
 }
 
 /// Seconds a round trip takes.

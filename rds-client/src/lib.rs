@@ -74,7 +74,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Lanes offered to each peer, 1 to 8. Default 1.
+    /// Lanes (TCP connections) offered to each peer: 1, 2, 4 or 8. Default 1.
     #[must_use]
     pub fn lanes(mut self, lanes: u8) -> Self {
         self.options.config.lanes = lanes;

@@ -64,7 +64,9 @@ fn the_send_timeout_holds_while_the_port_is_congested() {
     let (error, back) = p.alice.send_owned(payload.clone(), p.bob.local_addr()).unwrap_err();
     assert_eq!((error, back), (SendError::TimedOut(Blocked::Congested), payload));
     assert!(!p.alice.wait_uncongested(p.bob.local_addr(), Some(Duration::from_millis(5))));
-    assert!(p.a.snapshot().counters.get(Counter::CongSendBlocked) >= 2);
+    let counters = p.a.snapshot().counters;
+    assert!(counters.get(Counter::CongSendBlocked) >= 2);
+    assert_eq!(counters.get(Counter::CongSendError), 1, "only the send that did not block");
 }
 
 #[test]

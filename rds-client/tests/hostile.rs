@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
 use common::{LONG, PORT, builder, message, net, pair, pattern};
 use rds_client::{Counter, Node, OpenError};
+use rds_core::wire::{CongestionMap, Header, Identity};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// A TCP connection from an address that is no node.
@@ -100,6 +101,31 @@ fn a_lost_connection_is_made_again_without_loss() {
         p.alice.send_to(&pattern(i, 50_000), p.bob.local_addr()).unwrap();
         assert_eq!(message(&p.bob).0, i.to_le_bytes());
         assert_eq!(message(&p.bob).0, pattern(i, 50_000));
+    }
+}
+
+#[test]
+fn what_tcp_delivered_before_a_reset_is_received() {
+    let net = net();
+    let b = builder(net(11)).open().unwrap();
+    let bob = b.bind(5).unwrap();
+    bob.set_recv_timeout(Some(LONG));
+    for round in 0..20_u64 {
+        // As a kernel speaks: a congestion map, then messages.
+        let map = CongestionMap::new().to_message(Identity::Kernel);
+        let mut stream = map.to_vec();
+        for i in 1..=10 {
+            let header = Header { sequence: round * 10 + i, len: 3, sport: 9, dport: 5, ..Header::default() };
+            stream.extend_from_slice(&header.encode());
+            stream.extend_from_slice(b"abc");
+        }
+        let mut s = stranger(net(1), &b);
+        s.write_all(&stream).unwrap();
+        // What the node sent was not read, so this is a reset.
+        drop(s);
+        for _ in 0..10 {
+            assert_eq!(message(&bob), (b"abc".to_vec(), SocketAddr::new(net(1), 9)));
+        }
     }
 }
 

@@ -5,9 +5,12 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 
+use bytes::BytesMut;
+
 use super::link::{Batch, Link};
 use super::mailbox::{Back, Mailbox, Wakes};
 use super::parker::Parker;
+use super::pool::Pool;
 use crate::proto::{Action, Body, ConnId, Inbox, Node, SocketId, Time};
 
 /// What a shutdown waits for.
@@ -30,6 +33,10 @@ pub(crate) struct Core {
     pub(crate) io: VecDeque<Action>,
     /// Connections to which the kernel had no memory to write; the poll loop tries again soon.
     pub(crate) retry: Vec<ConnId>,
+    /// Buffers for large messages.
+    pub(crate) pool: Arc<Pool>,
+    /// Payload bytes that the node copied in.
+    pub(crate) copied_in: u64,
     /// Receive queues are short of room: programs report at once what they take.
     pub(crate) pressed: Arc<AtomicBool>,
     /// Threads to wake after unlocking.
@@ -49,6 +56,8 @@ impl Core {
             links: Vec::new(),
             io: VecDeque::new(),
             retry: Vec::new(),
+            pool: Arc::default(),
+            copied_in: 0,
             pressed: Arc::default(),
             wakes: Wakes::default(),
             ends: Vec::new(),
@@ -59,7 +68,9 @@ impl Core {
 
     /// The node, and an inbox for the calls that may deliver.
     pub(crate) fn with_inbox(&mut self) -> (&mut Node, Delivery<'_>) {
-        (&mut self.node, Delivery { mailboxes: &self.mailboxes, wakes: &mut self.wakes, open: None })
+        let delivery =
+            Delivery { mailboxes: &self.mailboxes, pool: &self.pool, wakes: &mut self.wakes, open: None };
+        (&mut self.node, delivery)
     }
 
     pub(crate) fn mailbox(&self, socket: SocketId) -> Option<&Arc<Mailbox>> {
@@ -120,9 +131,9 @@ impl Core {
 
     /// Has programs report at once what they take, while the node is short of room. On the way there, what they took before
     /// is asked for; whoever takes something after that sees the flag, because the front's lock orders the two.
-    fn update_pressure(&mut self) {
-        let stalled = self.node.is_stalled();
-        if self.pressed.swap(stalled, SeqCst) || !stalled {
+    fn set_pressure(&mut self, on: bool) {
+        self.pressed.store(on, SeqCst);
+        if !on {
             return;
         }
         for mailbox in self.mailboxes.iter().flatten() {
@@ -135,7 +146,6 @@ impl Core {
 
     /// Performs the actions that concern sockets and queues the others for the poll loop.
     pub(crate) fn dispatch(&mut self, now: Time) {
-        self.update_pressure();
         while let Some(action) = self.node.poll_action(now) {
             match action {
                 Action::Writable { socket } => self.for_socket(socket, |mailbox, back, wakes| {
@@ -168,6 +178,7 @@ impl Core {
                         self.node.consumed(socket, taken.bytes, taken.messages);
                     }
                 }
+                Action::Pressure { on } => self.set_pressure(on),
                 other => self.io.push_back(other),
             }
         }
@@ -229,6 +240,7 @@ fn put<T>(table: &mut Vec<Option<T>>, index: usize, value: T) {
 /// The inbox: appends to mailboxes and keeps the lock of one while consecutive messages go to it.
 pub(crate) struct Delivery<'a> {
     mailboxes: &'a [Option<Arc<Mailbox>>],
+    pool: &'a Pool,
     wakes: &'a mut Wakes,
     open: Option<(&'a Arc<Mailbox>, MutexGuard<'a, Back>)>,
 }
@@ -242,13 +254,17 @@ impl Delivery<'_> {
 }
 
 impl Inbox for Delivery<'_> {
+    fn buffer(&mut self, len: usize) -> BytesMut {
+        self.pool.take(len)
+    }
+
     fn deliver(&mut self, socket: SocketId, from: SocketAddr, body: Body<'_>) {
         if self.open.as_ref().is_none_or(|(mailbox, _)| mailbox.id != socket) {
             self.finish();
             self.open = find(self.mailboxes, socket).map(|m| (m, m.back()));
         }
         if let Some((_, back)) = &mut self.open {
-            back.queue.push(from, body);
+            back.queue.push(from, body, self.pool);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The engine as a program holds it: opening, binding, looking, shutting down.
 
 use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -56,7 +57,7 @@ impl Engine {
         let polling = Arc::clone(&shared);
         let background = std::thread::Builder::new()
             .name(format!("rds {}", listen_addr.ip()))
-            .spawn(move || polling.right.run_background(|| poll_in_background(&polling)))
+            .spawn(move || run_background(&polling))
             .map_err(io)?;
         Ok(Self(Arc::new(Inner { shared, background: Mutex::new(Some(background)) })))
     }
@@ -109,14 +110,18 @@ impl Engine {
             }
         }
         let mut snapshot = core.node.snapshot(queues);
+        let copied_in = core.copied_in;
         shared.settle(core);
         let counters = &mut snapshot.counters;
         counters.add(Counter::RecvDelivered, tally.delivered);
         counters.add(Counter::CopyToUser, tally.copied);
         counters.add(Counter::RecvBytesFreedFromSock, tally.freed);
         counters.add(Counter::TcpDataReadyCalls, shared.stats.reads.load(Relaxed));
-        counters.add(Counter::CopyFromUser, shared.stats.copied_in.load(Relaxed));
-        counters.add(Counter::CongSendBlocked, shared.stats.congestion_waits.load(Relaxed));
+        counters.add(Counter::CopyFromUser, copied_in);
+        // The node counts every refusal; those of blocking sends are waits, as in `rds_cong_wait`.
+        let waits = shared.stats.congestion_waits.load(Relaxed);
+        counters.add(Counter::CongSendBlocked, waits);
+        counters.add(Counter::CongSendError, waits.wrapping_neg());
         snapshot
     }
 
@@ -144,14 +149,7 @@ impl Inner {
         shared.settle(core);
         self.wait(End::Connections, CLOSE_DEADLINE);
 
-        shared.stopped.store(true, SeqCst);
-        shared.right.stop();
-        let mut wakes = Wakes::default();
-        let mailboxes: Vec<_> = shared.core().mailboxes.iter().flatten().cloned().collect();
-        for mailbox in mailboxes {
-            mailbox.close(&mut wakes);
-        }
-        wakes.fire();
+        halt(shared);
         let background = self.background.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(background) = background {
             // It ends with the flag that was just set; if it panicked, that was reported where it happened.
@@ -180,11 +178,31 @@ impl Drop for Inner {
     }
 }
 
-fn poll_in_background(shared: &Shared) {
-    let mut reactor = shared.reactor();
-    while !shared.right.must_yield() {
-        reactor.turn(shared, None, None);
+fn run_background(shared: &Shared) {
+    let poll = || {
+        let mut reactor = shared.reactor();
+        while !shared.right.must_yield() {
+            reactor.turn(shared, None, None);
+        }
+    };
+    if catch_unwind(AssertUnwindSafe(|| shared.right.run_background(poll))).is_err() {
+        // A defect. Better that every call says so than that all of them hang.
+        tracing::error!(node = %shared.listen_addr, "the background thread panicked; the node is stopped");
+        shared.core().node.begin_shutdown();
+        halt(shared);
     }
+}
+
+/// Ends polling and every wait, for good.
+fn halt(shared: &Shared) {
+    shared.stopped.store(true, SeqCst);
+    shared.right.stop();
+    let mailboxes: Vec<_> = shared.core().mailboxes.iter().flatten().cloned().collect();
+    let mut wakes = Wakes::default();
+    for mailbox in mailboxes {
+        mailbox.close(&mut wakes);
+    }
+    wakes.fire();
 }
 
 impl Stats {

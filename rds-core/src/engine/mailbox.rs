@@ -380,6 +380,11 @@ pub(crate) struct Wakes {
 }
 
 impl Wakes {
+    /// Takes the list, if anybody is on it.
+    pub(crate) fn take(&mut self) -> Option<Self> {
+        (!self.mailboxes.is_empty() || !self.parkers.is_empty()).then(|| std::mem::take(self))
+    }
+
     /// Wakes them: of those that wait for messages, as many as there are messages. Keeps its own memory.
     pub(crate) fn fire(&mut self) {
         for mailbox in self.mailboxes.drain(..) {

@@ -11,6 +11,7 @@
 //! | `socket`, `recv` | what programs call |
 //! | `shared` | the transmit path, and blocking |
 //! | `core` | the node and its tables, under the core's lock |
+//! | `pool` | buffers of large payloads |
 //! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
 //! | `right`, `parker` | who polls, who sleeps, and how they are woken |
 //! | `reactor`, `conn` | the poll loop and the reading end of connections |
@@ -30,6 +31,7 @@ mod log;
 mod mailbox;
 mod options;
 mod parker;
+mod pool;
 mod queue;
 mod reactor;
 mod recv;

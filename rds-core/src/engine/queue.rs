@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use bytes::BytesMut;
 
+use super::pool::Pool;
 use crate::proto::Body;
 
 /// Payloads up to this size are copied into the ring; larger ones keep a buffer of their own, which an owned receive
@@ -44,7 +45,7 @@ impl Queue {
         self.metas.len()
     }
 
-    pub(crate) fn push(&mut self, from: SocketAddr, body: Body<'_>) {
+    pub(crate) fn push(&mut self, from: SocketAddr, body: Body<'_>, pool: &Pool) {
         // A payload is at most a message, which is far below 4 GiB.
         let len = u32::try_from(body.as_slice().len()).unwrap_or(u32::MAX);
         let large = match body {
@@ -54,7 +55,9 @@ impl Queue {
                 false
             }
             Body::Borrowed(bytes) => {
-                self.large.push_back(BytesMut::from(bytes));
+                let mut buffer = pool.take(bytes.len());
+                buffer.extend_from_slice(bytes);
+                self.large.push_back(buffer);
                 true
             }
             Body::Owned(bytes) => {
@@ -168,8 +171,8 @@ mod tests {
     #[test]
     fn a_cut_message_is_gone_whole_and_the_next_one_is_intact() {
         let mut q = Queue::default();
-        q.push(from(1), Body::Borrowed(b"hello"));
-        q.push(from(2), Body::Borrowed(b"world"));
+        q.push(from(1), Body::Borrowed(b"hello"), &Pool::default());
+        q.push(from(2), Body::Borrowed(b"world"), &Pool::default());
         let mut buffer = [0; 2];
         assert_eq!(q.peek(&mut buffer), Some((2, 5, from(1))));
         let (n, len, sender, rest) = q.pop_into(&mut buffer).unwrap();
@@ -183,13 +186,13 @@ mod tests {
     fn memory_of_a_burst_is_given_back() {
         let mut q = Queue::default();
         for _ in 0..10_000 {
-            q.push(from(1), Body::Borrowed(&[7; 1024]));
+            q.push(from(1), Body::Borrowed(&[7; 1024]), &Pool::default());
         }
         let mut buffer = [0; 1024];
         while q.pop_into(&mut buffer).is_some() {}
         let grown = q.ring.capacity();
         for _ in 0..2 * PATIENCE {
-            q.push(from(1), Body::Borrowed(b"x"));
+            q.push(from(1), Body::Borrowed(b"x"), &Pool::default());
             q.pop_into(&mut buffer).unwrap();
         }
         assert!(grown > 10_000_000 && q.ring.capacity() <= 2 * KEEP, "{grown} -> {}", q.ring.capacity());
@@ -207,7 +210,7 @@ mod tests {
                 let payload = vec![u8::try_from(i % 251).unwrap(); len];
                 let body = if owned { Body::Owned(BytesMut::from(&payload[..])) } else { Body::Borrowed(&payload) };
                 let sender = from(u16::try_from(i).unwrap());
-                q.push(sender, body);
+                q.push(sender, body, &Pool::default());
                 model.push_back((payload, sender));
                 for pop in 0..pops {
                     prop_assert_eq!(q.next_len(), model.front().map(|m| m.0.len()));

@@ -133,16 +133,14 @@ impl Reactor {
         self.ready.is_empty() && !self.accepting && !self.dirty
     }
 
+    /// Looks for input for a while without sleeping, if a caller waits.
     fn spin(&mut self, shared: &Shared, until: Option<Instant>, parker: Option<&Parker>) -> bool {
         let limit = shared.options.busy_poll;
-        if limit.is_zero() {
-            return false;
-        }
+        let (Some(parker), false) = (parker, limit.is_zero()) else { return false };
         let end = Instant::now() + limit;
         let end = until.map_or(end, |u| u.min(end));
         while Instant::now() < end {
-            let wanted = parker.map_or_else(|| shared.right.must_yield(), Parker::notified);
-            if wanted || shared.right.has_work() {
+            if parker.notified() || shared.right.has_work() {
                 break;
             }
             if self.poll_events(shared, Some(Duration::ZERO)) {
@@ -422,6 +420,7 @@ impl Reactor {
     }
 
     fn accepted(&mut self, shared: &Shared, stream: TcpStream, from: std::net::SocketAddr) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
         let mut core = shared.core();
         let now = shared.now();
         let id = match core.node.accept(now, from.ip(), from.port()) {
@@ -429,29 +428,21 @@ impl Reactor {
             Err(reason) => {
                 core.dispatch(now);
                 drop(core);
+                self.dirty = true;
                 self.log.closed(from.ip(), &reason);
                 return Ok(());
             }
         };
-        drop(core);
-        let added = stream
-            .set_nonblocking(true)
-            .and_then(|()| tcp::prepare(&SockRef::from(&stream), &shared.options))
-            .and_then(|()| self.add(id, from.ip(), stream, Stage::Open));
-        let mut core = shared.core();
-        match added {
-            Ok(link) => {
-                core.add_link(id, link);
-                core.dispatch(now);
-                self.dirty = true;
-                Ok(())
-            }
-            Err(error) => {
-                core.node.closed(now, id, None);
-                core.dispatch(now);
-                Err(error)
-            }
+        // Under the same lock: the node may name the connection to anybody who transmits from now on.
+        let added = self.add(id, from.ip(), stream, Stage::Open);
+        match &added {
+            Ok(link) => core.add_link(id, Arc::clone(link)),
+            Err(_) => core.node.closed(now, id, None),
         }
+        core.dispatch(now);
+        drop(core);
+        self.dirty = true;
+        tcp::prepare(&SockRef::from(&added?.stream), &shared.options)
     }
 
     /// Reads from a connection once, within its share, and feeds what came.

@@ -142,7 +142,9 @@ impl Socket {
             front.tally.copied += len as u64;
             let report = mailbox.taken(&mut front, full_len);
             drop(front);
-            drop(large);
+            if let Some(large) = large {
+                self.shared().pool.give(large);
+            }
             self.report(report);
             return Some(Ok(Received::Message { len, full_len, from }));
         }

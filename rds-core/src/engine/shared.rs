@@ -9,6 +9,7 @@ use super::core::Core;
 use super::link::Stop;
 use super::mailbox::Tally;
 use super::parker::Parker;
+use super::pool::Pool;
 use super::reactor::Reactor;
 use super::right::PollRight;
 use crate::proto::{ConnId, Time};
@@ -30,6 +31,7 @@ pub(crate) struct Shared {
     pub(crate) right: Arc<PollRight>,
     origin: Instant,
     pub(crate) stats: Stats,
+    pub(crate) pool: Arc<Pool>,
     /// Receives end: the node was shut down.
     pub(crate) stopped: AtomicBool,
 }
@@ -39,7 +41,6 @@ pub(crate) struct Shared {
 pub(crate) struct Stats {
     pub(crate) reads: AtomicU64,
     pub(crate) congestion_waits: AtomicU64,
-    pub(crate) copied_in: AtomicU64,
     /// Of sockets that are closed.
     pub(crate) closed: Mutex<Tally>,
 }
@@ -56,6 +57,7 @@ impl Shared {
         Self {
             options,
             listen_addr,
+            pool: Arc::clone(&core.pool),
             core: Mutex::new(core),
             reactor: Mutex::new(reactor),
             right,
@@ -115,14 +117,16 @@ impl Shared {
         if nearer {
             core.planned = core.node.next_timeout();
         }
-        let mut wakes = std::mem::take(&mut core.wakes);
+        let wakes = core.wakes.take();
         drop(core);
         if kick {
             self.right.kick();
         } else if nearer {
             self.right.nearer_deadline();
         }
-        wakes.fire();
+        if let Some(mut wakes) = wakes {
+            wakes.fire();
+        }
     }
 
     // ---- transmitting --------------------------------------------------------------------------------------------

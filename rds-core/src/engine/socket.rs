@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
 use super::core::Core;
 use super::mailbox::Mailbox;
@@ -230,16 +230,23 @@ impl Socket {
             shared.settle(core);
             return Err((rejected.error.into(), rejected.payload));
         };
+        let count = |why| {
+            if why == Blocked::Congested {
+                shared.stats.congestion_waits.fetch_add(1, Relaxed);
+            }
+        };
+        count(blocked);
         shared.settle(core);
-        if blocked == Blocked::Congested {
-            shared.stats.congestion_waits.fetch_add(1, Relaxed);
-        }
         let deadline = deadline(&self.send_timeout);
         // Copied once, however often it is tried. The caller's own payload goes back if it fails.
         let original = rejected.payload;
         let copy = match &original {
             Payload::Owned(bytes) => bytes.clone(),
-            other => self.copy_in(other),
+            other => {
+                let copy = self.copy_in(other);
+                shared.core().copied_in += copy.len() as u64;
+                copy
+            }
         };
         let outcome = shared.block(
             deadline,
@@ -256,6 +263,7 @@ impl Socket {
                 };
                 if let Some(why) = again {
                     blocked = why;
+                    count(why);
                     self.mailbox.back().wait_send(parker);
                 }
                 self.update_writable(&mut core);
@@ -292,6 +300,7 @@ impl Socket {
             drop(core);
             let copy = self.copy_in(&payload);
             core = shared.core();
+            core.copied_in += len as u64;
             let (node, mut inbox) = core.with_inbox();
             let result = node.send(self.id(), destination, Payload::Owned(copy), token, &mut inbox);
             drop(inbox);
@@ -301,20 +310,16 @@ impl Socket {
         let result = node.send(self.id(), destination, payload, token, &mut inbox);
         drop(inbox);
         if copies && result.is_ok() {
-            shared.stats.copied_in.fetch_add(len as u64, Relaxed);
+            core.copied_in += len as u64;
         }
         (core, result)
     }
 
     fn copy_in(&self, payload: &Payload<'_>) -> Bytes {
-        self.shared().stats.copied_in.fetch_add(payload.len() as u64, Relaxed);
+        let pool = &self.shared().pool;
         match payload {
-            Payload::Copy(bytes) => Bytes::copy_from_slice(bytes),
-            Payload::Gather(pieces) => {
-                let mut out = BytesMut::with_capacity(payload.len());
-                pieces.iter().for_each(|piece| out.extend_from_slice(piece));
-                out.freeze()
-            }
+            Payload::Copy(bytes) => pool.copy(bytes.len(), std::iter::once(*bytes)),
+            Payload::Gather(pieces) => pool.copy(payload.len(), pieces.iter().map(|piece| &**piece)),
             Payload::Owned(bytes) => bytes.clone(),
         }
     }

@@ -165,13 +165,6 @@ impl Node {
         self.after_consumption();
     }
 
-    /// Whether a connection waits for room in the receive queues: then what programs take must be reported at once, and
-    /// what they took before.
-    #[must_use]
-    pub fn is_stalled(&self) -> bool {
-        !self.stalled.is_empty()
-    }
-
     /// Refuses new sockets and sends from now on; what is queued still goes out.
     pub fn begin_shutdown(&mut self) {
         self.shutting_down = true;
