@@ -7,6 +7,7 @@ use std::time::Duration;
 use rds_core::wire::{
     Capabilities, HEADER_LEN, HandshakeExtensions, Header, Identity, MAX_MESSAGE, PORT_ENGINE, PORT_PROBE,
 };
+use rds_tests::address;
 use rds_tests::ledger::process::{PATIENCE, Plan, Process, Scratch};
 use socket2::{Domain, Socket, Type};
 
@@ -28,7 +29,7 @@ impl Scene {
     fn new(name: &str, net: u8) -> Self {
         let scratch = Scratch::new(name);
         let plan = |host: u8| {
-            let plan = Plan::new(PROGRAM, &scratch, Ipv4Addr::new(127, 61, net, host), &[10, 11]);
+            let plan = Plan::new(PROGRAM, &scratch, address(net, host), &[10, 11]);
             plan.with("listen-port", NODE).with("dial-port", NODE).with("rate", 2000).with("longest", 8192)
         };
         let (victim, friend) = (plan(200), plan(201));
@@ -45,14 +46,14 @@ impl Scene {
     fn attacker(&self, host: u8) -> Ipv4Addr {
         // Smaller than the victim's address, which therefore lets it speak.
         assert!(host < 200);
-        Ipv4Addr::new(127, 61, self.net, host)
+        address(self.net, host)
     }
 
     /// A TCP connection to the victim.
     fn connect(&self, host: u8) -> io::Result<TcpStream> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
         socket.bind(&SocketAddr::from((self.attacker(host), 0)).into())?;
-        socket.connect(&SocketAddr::from(([127, 61, self.net, 200], NODE)).into())?;
+        socket.connect(&SocketAddr::from((address(self.net, 200), NODE)).into())?;
         let stream = TcpStream::from(socket);
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -309,7 +310,7 @@ fn a_peer_that_comes_after_the_bad_ones_is_served() {
     }
     // A node at an address from which an attack came.
     let late = Plan::new(PROGRAM, &scene.scratch, scene.attacker(7), &[10]);
-    let victim = Plan::new(PROGRAM, &scene.scratch, Ipv4Addr::new(127, 61, 8, 200), &[10, 11]);
+    let victim = Plan::new(PROGRAM, &scene.scratch, address(8, 200), &[10, 11]);
     let late = late.with("listen-port", NODE).with("dial-port", NODE).with("rate", 1000);
     let mut late = late.sending_to(&victim).start();
     late.load();

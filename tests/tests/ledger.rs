@@ -3,9 +3,9 @@
 //! What is promised, and what a crash may cost, is written in `rds_tests::ledger::check`. By default each test takes some seconds;
 //! with `RDS_LEDGER_SECONDS=N` each runs at least N seconds. `RDS_LEDGER_SEED` changes what is sent and when things break.
 
-use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
+use rds_tests::address;
 use rds_tests::ledger::process::{Plan, Process, Scratch};
 use rds_tests::proxy::{Break, Direction, Proxy, Route, Schedule};
 
@@ -66,7 +66,7 @@ struct Two {
 fn two(name: &str, net: u8, dial: u16) -> Two {
     let scratch = Scratch::new(name);
     let plan = |host: u8, ports: &[u16]| {
-        let plan = Plan::new(PROGRAM, &scratch, Ipv4Addr::new(127, 60, net, host), ports);
+        let plan = Plan::new(PROGRAM, &scratch, address(net, host), ports);
         let rate = if environment("RDS_LEDGER_SECONDS").is_some() { 1000 } else { 0 };
         plan.with("listen-port", NODE)
             .with("dial-port", dial)

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 
+use rds_tests::address;
 use rds_tests::ledger::process::PATIENCE;
 use rds_tests::proxy::{Break, Proxy, Route, Schedule};
 
@@ -96,7 +97,7 @@ fn seconds() -> String {
 /// Runs both sides with the active one's `load`, the larger or the smaller address being active. Both must find no error.
 #[track_caller]
 fn verified(net: u8, active_is_smaller: bool, dial: u16, load: &[&str]) -> [serde_json::Value; 2] {
-    let mut hosts = [Ipv4Addr::new(127, 62, net, 1), Ipv4Addr::new(127, 62, net, 2)];
+    let mut hosts = [address(net, 1), address(net, 2)];
     if active_is_smaller {
         hosts.reverse();
     }
@@ -130,7 +131,7 @@ fn sixteen_requests_of_the_largest_size_one_way_verify() {
 
 #[test]
 fn connections_that_break_show_in_no_byte_and_in_no_order() {
-    let routes = [1, 2].map(|host| Route::to(Ipv4Addr::new(127, 62, 4, host), NODE, PROXY));
+    let routes = [1, 2].map(|host| Route::to(address(4, host), NODE, PROXY));
     let proxy = Proxy::start(&routes).expect("the proxy listens");
     let ways = vec![Break::Cut, Break::Reset, Break::ResetDialer, Break::ResetTarget];
     proxy.schedule(Some(Schedule { seed: 4, bytes: 200_000..6_000_000, ways }));

@@ -11,8 +11,8 @@ use rds_tests::ledger::{check, log};
 /// Exchanges numbered, checksummed messages and keeps an account of them that survives kill -9.
 ///
 /// While it runs it obeys lines on standard input: `pause N` and `resume N` (socket N, counted from 0, neither sends nor receives),
-/// `cancel N` (what socket N has not sent), `load` (send, after `--hold`), `drain` (make no more messages), `exit` (take what is queued and go). It prints a line
-/// of JSON about its progress every 20 ms.
+/// `cancel N` (what socket N has not sent), `load` (send, after `--hold`), `drain` (make no more messages), `exit` (take what is queued and
+/// go). It prints a line of JSON about its progress every 20 ms.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -115,6 +115,7 @@ fn main() -> ExitCode {
             seed: s.seed,
             longest: s.longest,
             rate: s.rate,
+            hold: s.hold,
             ..settings(s.common)
         }),
         Command::Check { logs } => compare(&logs),

@@ -16,7 +16,7 @@ struct Ends {
 
 /// A connection from `net`.1 through a proxy to `net`.2.
 fn ends(net: u8, schedule: Option<Schedule>) -> Ends {
-    let (near, far) = (Ipv4Addr::new(127, 77, net, 1), Ipv4Addr::new(127, 77, net, 2));
+    let (near, far) = (crate::address(net, 1), crate::address(net, 2));
     let listener = TcpListener::bind((far, 0)).unwrap();
     let route = Route { listen: (far, 16400).into(), target: listener.local_addr().unwrap() };
     let proxy = Proxy::start(&[route]).unwrap();
@@ -135,12 +135,12 @@ fn delay_and_rate_change_no_byte() {
 #[test]
 fn refuses_as_long_as_it_is_told_to() {
     let e = ends(10, None);
-    let to = SocketAddr::from(([127, 77, 10, 2], 16400));
+    let to = SocketAddr::from((crate::address(10, 2), 16400));
     e.proxy.refuse(true);
-    let mut refused = dial(Ipv4Addr::new(127, 77, 10, 1), to);
+    let mut refused = dial(crate::address(10, 1), to);
     assert_eq!(refused.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     e.proxy.refuse(false);
-    let mut fine = dial(Ipv4Addr::new(127, 77, 10, 1), to);
+    let mut fine = dial(crate::address(10, 1), to);
     fine.write_all(b"y").unwrap();
     let (mut target, _) = e.listener.accept().unwrap();
     assert_eq!(read(&mut target, 1), b"y");
@@ -148,9 +148,9 @@ fn refuses_as_long_as_it_is_told_to() {
 
 #[test]
 fn an_end_that_is_not_there_is_a_reset() {
-    let far = Ipv4Addr::new(127, 77, 11, 2);
+    let far = crate::address(11, 2);
     let nobody = TcpListener::bind((far, 0)).unwrap().local_addr().unwrap();
     let _proxy = Proxy::start(&[Route { listen: (far, 16400).into(), target: nobody }]).unwrap();
-    let mut dialer = dial(Ipv4Addr::new(127, 77, 11, 1), (far, 16400).into());
+    let mut dialer = dial(crate::address(11, 1), (far, 16400).into());
     assert_eq!(dialer.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
