@@ -23,7 +23,7 @@ fn in_namespace(script: &str) -> Option<Output> {
             return None;
         }
     }
-    let whole = format!("{prepare} && {script}");
+    let whole = format!("{prepare} || exit 1\n{script}");
     Some(Command::new("unshare").args(["-rn", "sh", "-c", &whole]).output().expect("it ran a moment ago"))
 }
 
@@ -35,7 +35,7 @@ fn two_ipv6_nodes_verify_every_message_whichever_connects() {
         let script = format!(
             "'{program}' -r {passive} {common} >/dev/null & \
              '{program}' -r {active} -s {passive} -t 2 -d 4 -q 4096 -v -T 1 --connect-retries 20 {common} --json; \
-             code=$?; wait $! && exit $code"
+             code=$?; test $code = 0 || kill $!; wait $! && exit $code"
         );
         let Some(output) = in_namespace(&script) else { return };
         let errors = String::from_utf8_lossy(&output.stderr);
