@@ -52,6 +52,7 @@ impl Node {
             self.handshakes -= 1;
         }
         c.phase = Phase::Carrying;
+        self.local.connections += 1;
         c.carrying_since = now;
         let peer = c.peer;
         let p = &mut self.peers[peer as usize];
@@ -121,7 +122,7 @@ impl Node {
         lane.stale = false;
         lane.rx = 0;
         let keep = if keep_sent { lane.resend } else { 0 };
-        let gone = lane.drop_unacked_from(keep);
+        let gone = lane.drop_unacked_from(keep, &mut self.released);
         for u in gone {
             self.ended(peer, &u, Outcome::Unknown);
         }
@@ -260,7 +261,7 @@ impl Node {
             if !l.unacked.front().is_some_and(|u| arrived(u, sent)) {
                 return any;
             }
-            if let Some(u) = l.pop_unacked() {
+            if let Some(u) = l.pop_unacked(&mut self.released) {
                 self.ended(peer, &u, Outcome::Delivered(guarantee));
             }
             any = true;
@@ -296,7 +297,8 @@ impl Node {
 
     /// Takes a connection out of every table, and sees to what comes after it.
     pub(super) fn end(&mut self, now: Time, conn: ConnId, close: Option<(CloseMode, DropReason)>) {
-        let Some(c) = self.conns.remove(conn) else { return };
+        let Some(mut c) = self.conns.remove(conn) else { return };
+        c.abandon(&mut self.released);
         let peer = c.peer;
         if let Some((mode, reason)) = close {
             let peer = self.peers[peer as usize].address;
@@ -319,6 +321,7 @@ impl Node {
             lane.dialing = None;
         }
         if carried {
+            self.local.connections -= 1;
             lane.conn = None;
             lane.resend = 0;
             self.lost(now, peer, index, &c);

@@ -414,7 +414,7 @@ impl Node {
         };
         if body.as_slice().len() != header.len as usize {
             // The socket came while the payload was being passed over.
-            self.counters.add(Counter::RecvDropDeadSock, 1);
+            self.counters.add(Counter::RecvDropNoSock, 1);
             return;
         }
         if self.hand_over(socket, SocketAddr::new(from, header.sport), body, inbox)
