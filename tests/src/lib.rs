@@ -1,1 +1,5 @@
 //! Shared parts of the whole-system tests.
+
+#[cfg(doctest)]
+mod book;
+pub mod captures;

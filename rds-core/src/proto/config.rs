@@ -20,7 +20,7 @@ pub struct Config {
     pub first_sequence: u64,
     /// Seed of the random part of reconnect delays.
     pub seed: u64,
-    /// Lanes (TCP connections) that the node offers each peer, 1 to 8. Default 1.
+    /// Lanes (TCP connections) that the node offers each peer: 1, 2, 4 or 8. Default 1.
     pub lanes: u8,
     /// What the node offers own peers. Default: acks and window.
     pub capabilities: Capabilities,
@@ -54,11 +54,11 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The address is a wildcard, multicast or broadcast address.
-    #[error("{0} cannot be a node's address: give one unicast address of this host")]
+    /// The address is a wildcard, multicast, broadcast or link-local IPv6 address.
+    #[error("{0} cannot be a node's address: give one unicast address of this host, not a link-local one")]
     Address(IpAddr),
-    /// Lanes out of range.
-    #[error("{0} lanes: give 1 to 8")]
+    /// Lanes are no power of two up to 8: the kernel's choice of a lane would leave some unused.
+    #[error("{0} lanes: give 1, 2, 4 or 8")]
     Lanes(u8),
     /// Message limit out of range.
     #[error("a message limit of {0} bytes: give 1 to 1048576")]
@@ -114,12 +114,17 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         let unicast = match self.address {
             IpAddr::V4(a) => !a.is_unspecified() && !a.is_multicast() && !a.is_broadcast(),
-            IpAddr::V6(a) => !a.is_unspecified() && !a.is_multicast() && a.to_ipv4_mapped().is_none(),
+            IpAddr::V6(a) => {
+                !a.is_unspecified()
+                    && !a.is_multicast()
+                    && a.to_ipv4_mapped().is_none()
+                    && !a.is_unicast_link_local()
+            }
         };
         if !unicast {
             return Err(ConfigError::Address(self.address));
         }
-        if self.lanes == 0 || self.lanes > MAX_LANES {
+        if !self.lanes.is_power_of_two() || self.lanes > MAX_LANES {
             return Err(ConfigError::Lanes(self.lanes));
         }
         if self.max_message == 0 || self.max_message > MAX_MESSAGE {

@@ -1,1 +1,294 @@
-//! (being written)
+//! One TCP connection, as the protocol sees it.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::{Buf, Bytes, BytesMut};
+
+use super::{SocketId, Time};
+use crate::wire::{Capabilities, Decoder, Header, Identity};
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// TCP is connecting.
+    Connecting,
+    /// Established; the peer has not said enough yet.
+    Handshake,
+    /// The peer has said who it is, but an older connection of the lane must be read out first.
+    Parked,
+    /// Carries its lane.
+    Carrying,
+    /// Carried its lane; is being read out for a newer one.
+    Draining,
+    /// We have shut down our side; the rest is being read out.
+    Closing,
+}
+
+/// A message that did not lie whole in one input.
+#[derive(Debug)]
+pub(super) struct Partial {
+    pub(super) header: Header,
+    /// Where its payload goes; `None`: nobody wants it.
+    pub(super) buffer: Option<BytesMut>,
+}
+
+#[derive(Debug)]
+pub(super) struct Conn {
+    pub(super) serial: u32,
+    pub(super) peer: u32,
+    pub(super) lane: u8,
+    pub(super) phase: Phase,
+    /// We only knock: a larger address that wants to be dialled.
+    pub(super) knock: bool,
+    pub(super) dialed: bool,
+    pub(super) source_port: u16,
+    pub(super) since: Time,
+    pub(super) carrying_since: Time,
+
+    /// Who is there, once the first message has told.
+    pub(super) identity: Option<Identity>,
+    /// Nothing told, the time of grace passed, and it was taken for a kernel.
+    pub(super) assumed: bool,
+    /// The peer's generation as its handshake on this connection showed it; the outer `None` before any handshake message.
+    pub(super) generation: Option<Option<u32>>,
+    pub(super) got_ping: bool,
+    pub(super) got_pong: bool,
+    /// The peer's ping was answered, or its answer is due: it may acknowledge and send.
+    pub(super) answered: bool,
+    /// No data before this moment unless the generation shows: a kernel that had one before may have restarted.
+    pub(super) hold_until: Option<Time>,
+
+    pub(super) decoder: Decoder,
+    pub(super) partial: Option<Partial>,
+    pub(super) target_out: bool,
+    /// A whole message that could not be judged while parked.
+    pub(super) deferred: Option<(Header, BytesMut)>,
+    /// The driver was told to stop reading.
+    pub(super) paused: bool,
+    /// Window bytes received on this connection, and the limit that we announced.
+    pub(super) rx_used: u64,
+    pub(super) rx_limit: u64,
+    /// The window that we would grant if we could; less was granted.
+    pub(super) stalled: bool,
+    /// Bytes accepted since an acknowledgement went out.
+    pub(super) rx_unacked: u64,
+    /// A port past its hard limit that this connection filled.
+    pub(super) throttled_by: Option<SocketId>,
+
+    /// Encoded bytes that TCP has not taken.
+    wire: VecDeque<Bytes>,
+    wire_len: usize,
+    /// Bytes of the stream up to the end of `wire`.
+    pub(super) enqueued: u64,
+    /// Bytes of the stream that TCP has taken.
+    pub(super) written: u64,
+    pub(super) in_transmit: bool,
+    pub(super) blocked: bool,
+    pub(super) listed: bool,
+    pub(super) map_due: bool,
+    pub(super) ping_due: bool,
+    pub(super) pong_due: bool,
+    /// Listed for acknowledgement at the next flush.
+    pub(super) ack_listed: bool,
+    /// An acknowledgement must go out with the next transmission, if no other header carries it.
+    pub(super) ack_due: bool,
+    /// The window limit must go out.
+    pub(super) window_due: bool,
+    pub(super) ack_sent: u64,
+    /// Window bytes sent on this connection, and the limit that the peer announced.
+    pub(super) tx_used: u64,
+    pub(super) tx_limit: u64,
+    /// When to ask for TCP's acknowledgements next, and after how long again.
+    pub(super) query_at: Option<Time>,
+    pub(super) query_delay: Duration,
+}
+
+impl Conn {
+    pub(super) fn new(serial: u32, peer: u32, lane: u8, now: Time) -> Self {
+        Self {
+            serial,
+            peer,
+            lane,
+            phase: Phase::Connecting,
+            knock: false,
+            dialed: false,
+            source_port: 0,
+            since: now,
+            carrying_since: now,
+            identity: None,
+            assumed: false,
+            generation: None,
+            got_ping: false,
+            got_pong: false,
+            answered: false,
+            hold_until: None,
+            decoder: Decoder::new(),
+            partial: None,
+            target_out: false,
+            deferred: None,
+            paused: false,
+            rx_used: 0,
+            rx_limit: 0,
+            stalled: false,
+            rx_unacked: 0,
+            throttled_by: None,
+            wire: VecDeque::new(),
+            wire_len: 0,
+            enqueued: 0,
+            written: 0,
+            in_transmit: false,
+            blocked: false,
+            listed: false,
+            map_due: false,
+            ping_due: false,
+            pong_due: false,
+            ack_listed: false,
+            ack_due: false,
+            window_due: false,
+            ack_sent: 0,
+            tx_used: 0,
+            tx_limit: 0,
+            query_at: None,
+            query_delay: Duration::ZERO,
+        }
+    }
+
+    /// Says hello as soon as the connection stands: map and handshake ping.
+    pub(super) fn greet(&mut self, now: Time) {
+        self.phase = Phase::Handshake;
+        self.since = now;
+        self.map_due = true;
+        self.ping_due = true;
+    }
+
+    pub(super) fn is_own(&self) -> bool {
+        self.identity.is_some_and(Identity::is_own)
+    }
+
+    /// What is in force on this connection: what both sides announced.
+    pub(super) fn common(&self, ours: Capabilities) -> Capabilities {
+        match self.identity {
+            Some(Identity::Own { capabilities, .. }) => capabilities.common(ours),
+            _ => Capabilities::default(),
+        }
+    }
+
+    /// Whether the peer acknowledges and we may believe it: its pong proved that it saw our generation.
+    pub(super) fn acks_believed(&self, ours: Capabilities) -> bool {
+        self.got_pong && self.common(ours).contains(Capabilities::ACKS)
+    }
+
+    /// Whether we acknowledge: we have seen the peer's generation, and our pong says so.
+    pub(super) fn acks_given(&self, ours: Capabilities) -> bool {
+        self.answered && self.common(ours).contains(Capabilities::ACKS)
+    }
+
+    /// Whether data may go out.
+    pub(super) fn may_send_data(&self) -> bool {
+        self.phase == Phase::Carrying && self.hold_until.is_none() && (!self.is_own() || self.got_pong)
+    }
+
+    /// Whether anything may go out.
+    pub(super) fn may_transmit(&self) -> bool {
+        matches!(self.phase, Phase::Handshake | Phase::Carrying | Phase::Parked) && !self.knock
+    }
+
+    pub(super) fn push(&mut self, bytes: Bytes) {
+        self.wire_len += bytes.len();
+        self.enqueued += bytes.len() as u64;
+        self.wire.push_back(bytes);
+    }
+
+    /// Encoded bytes that TCP has not taken.
+    pub(super) fn wire_len(&self) -> usize {
+        self.wire_len
+    }
+
+    /// Appends up to about `max` encoded bytes to `out`.
+    pub(super) fn offer(&self, max: usize, out: &mut Vec<Bytes>) -> usize {
+        let mut total = 0;
+        for bytes in &self.wire {
+            if total >= max {
+                break;
+            }
+            total += bytes.len();
+            out.push(bytes.clone());
+        }
+        total
+    }
+
+    /// TCP took `n` bytes.
+    pub(super) fn advance(&mut self, mut n: usize) {
+        debug_assert!(n <= self.wire_len, "no more than was offered");
+        self.written += n as u64;
+        self.wire_len -= n;
+        while let Some(front) = self.wire.front_mut() {
+            if n < front.len() {
+                front.advance(n);
+                break;
+            }
+            n -= front.len();
+            self.wire.pop_front();
+        }
+    }
+}
+
+/// Connections by index, and by the serial that makes an index unique.
+#[derive(Default)]
+pub(super) struct Conns {
+    slots: Vec<Option<Conn>>,
+    free: Vec<u32>,
+    serial: u32,
+}
+
+impl Conns {
+    pub(super) fn insert(&mut self, peer: u32, lane: u8, now: Time) -> super::ConnId {
+        self.serial = self.serial.wrapping_add(1);
+        let conn = Conn::new(self.serial, peer, lane, now);
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).expect("fewer connections than 2^32")
+        });
+        self.slots[index as usize] = Some(conn);
+        super::ConnId { index, serial: self.serial }
+    }
+
+    pub(super) fn get(&self, id: super::ConnId) -> Option<&Conn> {
+        self.at(id.index).filter(|c| c.serial == id.serial)
+    }
+
+    pub(super) fn get_mut(&mut self, id: super::ConnId) -> Option<&mut Conn> {
+        self.at_mut(id.index).filter(|c| c.serial == id.serial)
+    }
+
+    pub(super) fn at(&self, index: u32) -> Option<&Conn> {
+        self.slots.get(index as usize)?.as_ref()
+    }
+
+    pub(super) fn at_mut(&mut self, index: u32) -> Option<&mut Conn> {
+        self.slots.get_mut(index as usize)?.as_mut()
+    }
+
+    pub(super) fn id(&self, index: u32) -> Option<super::ConnId> {
+        self.at(index).map(|c| super::ConnId { index, serial: c.serial })
+    }
+
+    pub(super) fn remove(&mut self, id: super::ConnId) -> Option<Conn> {
+        self.get(id)?;
+        self.free.push(id.index);
+        self.slots[id.index as usize].take()
+    }
+
+    pub(super) fn ids(&self) -> Vec<super::ConnId> {
+        (0..self.slots.len() as u32).filter_map(|i| self.id(i)).collect()
+    }
+
+    /// Live connections of a peer, and their number.
+    pub(super) fn of_peer(&self, peer: u32) -> impl Iterator<Item = (u32, &Conn)> {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(move |(i, c)| Some((i as u32, c.as_ref().filter(|c| c.peer == peer)?)))
+    }
+}

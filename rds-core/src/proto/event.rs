@@ -110,6 +110,12 @@ pub enum DropReason {
     /// The peer changed what it said about itself on one connection.
     #[error("peer changed its identity or generation within a connection")]
     IdentityChanged,
+    /// An own peer sent data before the handshake was over.
+    #[error("peer sent a message before the handshake was over")]
+    OutOfTurn,
+    /// The peer has the address of this very node.
+    #[error("the peer has this node's own address")]
+    OwnAddress,
     /// A newer connection of the peer took its place.
     #[error("replaced by a newer connection")]
     Replaced,
@@ -197,6 +203,12 @@ pub enum Action {
         socket: SocketId,
         /// Whether it is congested now.
         congested: bool,
+    },
+    /// Room in the receive queues is short, or no longer: while it is, report everything that programs take at once
+    /// ([`Node::consumed`](super::Node::consumed)), beginning with what they took before. Connections wait for it.
+    Pressure {
+        /// Whether room is short now.
+        on: bool,
     },
     /// A message with a token has ended.
     Completed {

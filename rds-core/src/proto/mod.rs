@@ -13,6 +13,7 @@
 //!    [`Node::poll_transmit`] names: [`Node::begin_transmit`], write, [`Node::end_transmit`].
 //! 4. Before sleeping: [`Node::flush_acks`]. Sleep until [`Node::next_timeout`], then [`Node::handle_timeout`].
 
+mod carry;
 mod config;
 mod connection;
 mod error;
@@ -30,7 +31,8 @@ mod transmit;
 pub use config::{Config, ConfigError};
 pub use error::{BindError, SendError};
 pub use event::{Action, Body, CloseMode, ConnId, DropReason, Guarantee, Inbox, Outcome, SocketId, Token};
-pub use node::{Node, Received};
+pub use node::Node;
 pub use order::{is_smaller, lane_of_port};
+pub use receive::Received;
 pub use send::{Payload, Rejected};
 pub use time::Time;

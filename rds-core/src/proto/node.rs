@@ -1,38 +1,123 @@
-//! The node: sockets, peers and connections of one address.
+//! The node: sockets, peers and connections of one address, and the calls that concern it as a whole.
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
-use super::{
-    Action, BindError, Config, ConfigError, ConnId, DropReason, Inbox, Payload, Rejected, SocketId, Time, Token,
-};
-use crate::info::Snapshot;
+use super::connection::{Conns, Phase};
+use super::local::Local;
+use super::order::is_smaller;
+use super::peer::Peer;
+use super::{Action, BindError, CloseMode, Config, ConfigError, ConnId, DropReason, SocketId, Time};
+use crate::info::{ConnectionInfo, Counters, MessageInfo, PeerInfo, Snapshot, SocketInfo};
 
-/// What [`Node::receive`] did with its input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Received {
-    /// Bytes of the input that were used. When less than all: keep the rest, stop reading this connection, and feed the
-    /// rest again after [`Action::Resume`] (or never, after [`Action::Close`] with [`CloseMode::Now`](super::CloseMode::Now)).
-    pub consumed: usize,
-    /// Whether to go on reading. False means: stop reading until [`Action::Resume`]; the rest, if any, is to be kept.
-    pub more: bool,
+/// What happens at a moment, unless it has become pointless by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Timer {
+    /// Dial a lane.
+    Dial(u32, u8),
+    /// Knock at a smaller address.
+    Knock(u32),
+    /// A connection must have finished its handshake.
+    Handshake(ConnId),
+    /// A lane of a kernel that has said nothing is used all the same.
+    Grace(ConnId),
+    /// A kernel that may have restarted has not shown its generation.
+    Hold(ConnId),
+    /// Ask for TCP's acknowledgements.
+    Query(ConnId),
+}
+
+/// Timers by time; those of one moment in the order in which they were set.
+#[derive(Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<(Time, u64, Timer)>>,
+    count: u64,
+}
+
+impl Timers {
+    pub(super) fn set(&mut self, at: Time, timer: Timer) {
+        self.count += 1;
+        self.heap.push(Reverse((at, self.count, timer)));
+    }
+
+    fn next(&self) -> Option<Time> {
+        self.heap.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    fn due(&mut self, now: Time) -> Option<(Time, Timer)> {
+        if self.next()? > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse((at, _, timer))| (at, timer))
+    }
 }
 
 /// One RDS node: the protocol engine of one address.
 pub struct Node {
-    config: Config,
+    pub(super) config: Config,
+    pub(super) counters: Counters,
+    pub(super) rng: fastrand::Rng,
+    pub(super) local: Local,
+    pub(super) peers: Vec<Peer>,
+    pub(super) vacant: Vec<u32>,
+    pub(super) by_address: HashMap<IpAddr, u32>,
+    pub(super) conns: Conns,
+    pub(super) actions: VecDeque<Action>,
+    /// Connections that may have something to write.
+    pub(super) ready: VecDeque<ConnId>,
+    /// Connections on which something was accepted since the last flush.
+    pub(super) ack_list: Vec<ConnId>,
+    /// Connections that wait for room in the receive queues.
+    pub(super) stalled: Vec<ConnId>,
+    /// `stalled` is being gone through.
+    pub(super) reconsidering: bool,
+    /// Peers to which a connection is wanted.
+    pub(super) wanting: Vec<u32>,
+    pub(super) timers: Timers,
+    /// Window bytes that were granted and have not come.
+    pub(super) granted: u64,
+    /// Accepted connections that do not carry their lane yet.
+    pub(super) handshakes: usize,
+    pub(super) shutting_down: bool,
+    pub(super) closing: bool,
+    pub(super) segments: Vec<Range<usize>>,
+    pub(super) scratch: BytesMut,
 }
 
-#[allow(unused_variables, clippy::todo)]
 impl Node {
     /// A node with no sockets and no peers.
     ///
     /// # Errors
     /// [`ConfigError`]: a setting that cannot work.
-    pub fn new(config: Config, now: Time) -> Result<Self, ConfigError> {
-        todo!()
+    pub fn new(config: Config) -> Result<Self, ConfigError> {
+        config.validate()?;
+        Ok(Self {
+            rng: fastrand::Rng::with_seed(config.seed),
+            config,
+            counters: Counters::new(),
+            local: Local::new(),
+            peers: Vec::new(),
+            vacant: Vec::new(),
+            by_address: HashMap::new(),
+            conns: Conns::default(),
+            actions: VecDeque::new(),
+            ready: VecDeque::new(),
+            ack_list: Vec::new(),
+            stalled: Vec::new(),
+            reconsidering: false,
+            wanting: Vec::new(),
+            timers: Timers::default(),
+            granted: 0,
+            handshakes: 0,
+            shutting_down: false,
+            closing: false,
+            segments: Vec::new(),
+            scratch: BytesMut::new(),
+        })
     }
 
     /// The node's settings.
@@ -41,201 +126,232 @@ impl Node {
         &self.config
     }
 
-    // ---- calls of programs -------------------------------------------------------------------------------------
-
     /// Binds a socket to `port`, or to a random free one for 0. Returns it and its port.
     ///
     /// # Errors
     /// [`BindError`].
     pub fn bind(&mut self, port: u16) -> Result<(SocketId, u16), BindError> {
-        todo!()
+        if self.shutting_down {
+            return Err(BindError::ShuttingDown);
+        }
+        self.local.bind(port, &mut self.rng)
     }
 
     /// Sets the send buffer: payload bytes that may be queued or unacknowledged. Default 1 MiB; at least 1.
     pub fn set_send_buffer(&mut self, socket: SocketId, bytes: u64) {
-        todo!()
+        let Some(s) = self.local.live(socket) else { return };
+        s.send_limit = bytes.max(1);
+        if s.has_room() && std::mem::take(&mut s.want_writable) {
+            self.actions.push_back(Action::Writable { socket });
+        }
     }
 
     /// Sets the receive buffer: payload bytes past which the port is congested. Default 1 MiB; at least 1.
-    pub fn set_receive_buffer(&mut self, now: Time, socket: SocketId, bytes: u64) {
-        todo!()
+    pub fn set_receive_buffer(&mut self, socket: SocketId, bytes: u64) {
+        if let Some(s) = self.local.live(socket) {
+            s.receive_limit = bytes.max(1);
+        }
+        self.consumed(socket, 0, 0);
     }
 
-    /// Queues a message. `inbox` serves a destination on this very node, which is delivered before this returns.
-    ///
-    /// # Errors
-    /// [`Rejected`]: nothing was queued; it holds the reason and the payload. After `Full`, [`Action::Writable`] follows;
-    /// after `Congested`, [`Action::Uncongested`].
-    pub fn send<'a>(
-        &mut self,
-        socket: SocketId,
-        destination: SocketAddr,
-        payload: Payload<'a>,
-        token: Option<Token>,
-        inbox: &mut impl Inbox,
-    ) -> Result<(), Rejected<'a>> {
-        todo!()
-    }
-
-    /// Cancels the socket's messages to `destination` (or to all): those not begun are forgotten, those unacknowledged are
-    /// not sent again. Returns how many.
-    pub fn cancel(&mut self, socket: SocketId, destination: Option<SocketAddr>) -> usize {
-        todo!()
-    }
-
-    /// Unbinds the socket and clears its congestion. What it has queued is cancelled, as the kernel does, or with `drain`
-    /// still delivered. Messages received and not taken are the driver's to drop. The id is dead after this call.
-    pub fn close(&mut self, socket: SocketId, drain: bool) {
-        todo!()
-    }
-
-    /// Reports what the program took from the socket's queue and was not yet returned by [`Inbox::take_consumed`]. To be
-    /// called at once while the port is congested ([`Action::Congestion`]), otherwise whenever about a quarter of the
-    /// receive buffer has been consumed.
+    /// Reports what the program took from the socket's queue and was not yet returned by
+    /// [`Inbox::take_consumed`](super::Inbox::take_consumed). To be called at once while the port is congested
+    /// ([`Action::Congestion`]), otherwise whenever about a quarter of the receive buffer has been consumed.
     pub fn consumed(&mut self, socket: SocketId, bytes: u64, messages: u64) {
-        todo!()
-    }
-
-    /// Whether a send to `destination` would be refused as congested. When so, [`Action::Uncongested`] will follow for this
-    /// socket and destination, once.
-    pub fn watch_congestion(&mut self, socket: SocketId, destination: SocketAddr) -> bool {
-        todo!()
-    }
-
-    /// Whether the socket's send buffer has room (kernel: POLLOUT). When not, [`Action::Writable`] will follow, once.
-    pub fn watch_writable(&mut self, socket: SocketId) -> bool {
-        todo!()
-    }
-
-    /// Whether nothing of the socket is queued or unacknowledged. When not, [`Action::Drained`] will follow, once.
-    pub fn watch_drained(&mut self, socket: SocketId) -> bool {
-        todo!()
+        self.local.consumed(socket, bytes, messages, &mut self.actions, self.config.address);
+        self.after_consumption();
     }
 
     /// Refuses new sockets and sends from now on; what is queued still goes out.
     pub fn begin_shutdown(&mut self) {
-        todo!()
+        self.shutting_down = true;
     }
 
     /// Whether no message of any socket is queued or unacknowledged.
     #[must_use]
     pub fn is_drained(&self) -> bool {
-        todo!()
+        self.local.unfinished == 0
+    }
+
+    /// Messages of all sockets that are queued or unacknowledged.
+    #[must_use]
+    pub fn unfinished(&self) -> u64 {
+        self.local.unfinished
     }
 
     /// Ends every connection in an orderly way ([`Action::Close`]) and starts no new one.
-    pub fn close_connections(&mut self) {
-        todo!()
+    pub fn close_connections(&mut self, now: Time) {
+        self.shutting_down = true;
+        self.closing = true;
+        for conn in self.conns.ids() {
+            let Some(c) = self.conns.get_mut(conn) else { continue };
+            if c.phase == Phase::Carrying {
+                c.phase = Phase::Closing;
+                let peer = self.peers[c.peer as usize].address;
+                let (mode, reason) = (CloseMode::Orderly, DropReason::Shutdown);
+                self.actions.push_back(Action::Close { conn, peer, mode, reason });
+            } else if c.phase != Phase::Closing {
+                self.end(now, conn, Some((CloseMode::Now, DropReason::Shutdown)));
+            }
+        }
     }
-
-    /// The node at this moment. With `queues`, every queued message is listed.
-    #[must_use]
-    pub fn snapshot(&self, queues: bool) -> Snapshot {
-        todo!()
-    }
-
-    // ---- results of I/O ----------------------------------------------------------------------------------------
-
-    /// The connection asked for by [`Action::Connect`] is established.
-    pub fn connected(&mut self, now: Time, conn: ConnId) {
-        todo!()
-    }
-
-    /// The connection asked for by [`Action::Connect`] could not be made. Another attempt follows after a delay.
-    pub fn connect_failed(&mut self, now: Time, conn: ConnId) {
-        todo!()
-    }
-
-    /// A TCP connection came in from `peer`.
-    ///
-    /// # Errors
-    /// [`DropReason`]: close it at once; nothing is kept of it.
-    pub fn accept(&mut self, now: Time, peer: IpAddr, source_port: u16) -> Result<ConnId, DropReason> {
-        todo!()
-    }
-
-    /// Bytes came in on a connection.
-    pub fn receive(&mut self, now: Time, conn: ConnId, input: &[u8], inbox: &mut impl Inbox) -> Received {
-        todo!()
-    }
-
-    /// When the connection stands inside a message that did not fit the input: takes its buffer, to be appended to
-    /// directly, and the number of bytes that are missing. Until [`Node::return_target`], `receive` must not be called for it.
-    pub fn take_target(&mut self, conn: ConnId) -> Option<(BytesMut, usize)> {
-        todo!()
-    }
-
-    /// Gives the buffer of [`Node::take_target`] back after 0 or more bytes were appended, never more than were missing.
-    pub fn return_target(&mut self, now: Time, conn: ConnId, buffer: BytesMut, inbox: &mut impl Inbox) -> Received {
-        todo!()
-    }
-
-    /// Everything that was there on a connection named by [`Action::Drain`] was fed to [`Node::receive`].
-    pub fn drained(&mut self, now: Time, conn: ConnId) {
-        todo!()
-    }
-
-    /// The connection ended: the peer closed or reset it, or it failed; all that could be read was fed to [`Node::receive`].
-    /// `unacked`: bytes written and not acknowledged at the end, when known (SIOCOUTQ).
-    pub fn closed(&mut self, now: Time, conn: ConnId, unacked: Option<u64>) {
-        todo!()
-    }
-
-    /// Reports SIOCOUTQ: bytes written to the connection that the peer's TCP has not acknowledged.
-    pub fn tcp_unacked(&mut self, now: Time, conn: ConnId, unacked: u64) {
-        todo!()
-    }
-
-    // ---- output ------------------------------------------------------------------------------------------------
 
     /// The next thing to do.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
-        todo!()
-    }
-
-    /// A connection that has something to write, can be written, and whose transmit right nobody holds.
-    pub fn poll_transmit(&mut self) -> Option<ConnId> {
-        todo!()
-    }
-
-    /// Bytes written on this connection's lane that the peer has not acknowledged (at the guarantee's level). While there
-    /// are none, writing at once is best; otherwise more messages may be gathered first.
-    #[must_use]
-    pub fn outstanding(&self, conn: ConnId) -> u64 {
-        todo!()
-    }
-
-    /// Takes the transmit right and appends up to about `max` bytes to `out`, headers and payloads in the order of the
-    /// stream. Returns their number; 0 means nothing to do and no right taken. The slices stay valid without the node.
-    pub fn begin_transmit(&mut self, conn: ConnId, max: usize, out: &mut Vec<Bytes>) -> usize {
-        todo!()
-    }
-
-    /// Gives the right back: the first `written` bytes are with TCP. `blocked` when TCP would take no more; then nothing is
-    /// transmitted until [`Node::writable`].
-    pub fn end_transmit(&mut self, now: Time, conn: ConnId, written: usize, blocked: bool) {
-        todo!()
-    }
-
-    /// TCP takes bytes of this connection again.
-    pub fn writable(&mut self, conn: ConnId) {
-        todo!()
-    }
-
-    /// Makes acknowledgements and window updates that are due go out as headers of their own. To be called before the
-    /// driver sleeps; messages sent meanwhile carry them for nothing.
-    pub fn flush_acks(&mut self) {
-        todo!()
+        self.satisfy_wants(now);
+        self.actions.pop_front()
     }
 
     /// When [`Node::handle_timeout`] must be called, at the latest.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Time> {
-        todo!()
+        self.timers.next()
     }
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
-        todo!()
+        while let Some((at, timer)) = self.timers.due(now) {
+            match timer {
+                Timer::Dial(peer, lane) => self.dial_due(now, at, peer, lane),
+                Timer::Knock(peer) => self.knock_due(now, at, peer),
+                Timer::Handshake(conn) => self.handshake_due(now, conn),
+                Timer::Grace(conn) => self.grace_over(now, conn),
+                Timer::Hold(conn) => self.hold_over(now, conn),
+                Timer::Query(conn) => {
+                    if let Some(c) = self.conns.get_mut(conn)
+                        && c.query_at == Some(at)
+                    {
+                        c.query_at = None;
+                        self.actions.push_back(Action::QueryUnacked { conn });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The peer at `address`, made if it is new; `None` when no more can be known.
+    pub(super) fn peer_of(&mut self, address: IpAddr) -> Option<u32> {
+        if let Some(&index) = self.by_address.get(&address) {
+            return Some(index);
+        }
+        if self.by_address.len() >= self.config.max_peers {
+            return None;
+        }
+        let peer = Peer::new(address, is_smaller(self.config.address, address), self.config.first_sequence);
+        let index = match self.vacant.pop() {
+            Some(index) => {
+                self.peers[index as usize] = peer;
+                index
+            }
+            None => {
+                self.peers.push(peer);
+                u32::try_from(self.peers.len() - 1).ok()?
+            }
+        };
+        self.by_address.insert(address, index);
+        Some(index)
+    }
+
+    /// Forgets a peer that never said who it is and to which nothing is to be sent.
+    pub(super) fn forget_stranger(&mut self, now: Time, index: u32) {
+        let peer = &self.peers[index as usize];
+        if peer.incarnation.is_none()
+            && !peer.is_wanted(now)
+            && peer.knocking.is_none()
+            && self.by_address.get(&peer.address) == Some(&index)
+            && self.conns.of_peer(index).next().is_none()
+        {
+            self.by_address.remove(&peer.address);
+            // Timers that still name the slot find nothing to do in a fresh peer.
+            self.peers[index as usize] = Peer::new(peer.address, peer.we_dial, self.config.first_sequence);
+            self.vacant.push(index);
+        }
+    }
+
+    /// The node at this moment. With `queues`, every queued message is listed.
+    #[must_use]
+    pub fn snapshot(&self, queues: bool) -> Snapshot {
+        let mut sockets: Vec<SocketInfo> = self
+            .local
+            .iter()
+            .filter(|(_, s)| !s.zombie)
+            .map(|(_, s)| SocketInfo {
+                bound: SocketAddr::new(self.config.address, s.port),
+                send_buffer: s.send_limit,
+                send_queued: s.send_used,
+                receive_buffer: s.receive_limit,
+                receive_queued: s.receive_used,
+                congested: s.congested,
+            })
+            .collect();
+        sockets.sort_by_key(|s| s.bound.port());
+        let mut peers: Vec<PeerInfo> = self.by_address.values().map(|&p| self.peer_info(p, queues)).collect();
+        peers.sort_by_key(|p| p.address);
+        Snapshot {
+            address: self.config.address,
+            generation: self.config.generation.get(),
+            receive_queued: self.local.queued,
+            receive_budget: self.config.receive_budget,
+            counters: self.counters.clone(),
+            peers,
+            sockets,
+        }
+    }
+
+    fn peer_info(&self, index: u32, queues: bool) -> PeerInfo {
+        let peer = &self.peers[index as usize];
+        let connections = peer.lanes.iter().enumerate().map(|(lane, l)| {
+            let carrying = l.conn.and_then(|c| self.conns.at(c));
+            let state = match (carrying, l.dialing) {
+                (Some(c), _) if c.may_send_data() => "up",
+                (Some(_), _) => "handshake",
+                (None, Some(_)) => "connecting",
+                (None, None) => "down",
+            };
+            let own = carrying.is_some_and(super::connection::Conn::is_own);
+            let list = |on: bool| if on { usize::MAX } else { 0 };
+            ConnectionInfo {
+                lane: lane as u8,
+                state,
+                next_tx: l.next_tx,
+                next_rx: if own { l.rx + 1 } else { l.rx },
+                send_queue: l
+                    .queue
+                    .iter()
+                    .chain(l.held.values().flatten())
+                    .filter(|q| !q.dead)
+                    .take(list(queues))
+                    .map(|q| MessageInfo {
+                        sequence: 0,
+                        len: q.len,
+                        local_port: q.sport,
+                        remote_port: q.dport,
+                        retransmitted: false,
+                    })
+                    .collect(),
+                retransmit_queue: l
+                    .unacked
+                    .iter()
+                    .enumerate()
+                    .filter(|(_, u)| !u.dead)
+                    .take(list(queues))
+                    .map(|(i, u)| MessageInfo {
+                        sequence: u.sequence,
+                        len: u.len,
+                        local_port: u.sport,
+                        remote_port: u.dport,
+                        retransmitted: i >= l.resend,
+                    })
+                    .collect(),
+            }
+        });
+        PeerInfo {
+            address: peer.address,
+            delivery: peer.guarantee(self.config.capabilities).map(super::Guarantee::name),
+            generation: peer.incarnation.and_then(|i| i.generation.flatten()),
+            lanes: peer.count,
+            congested_ports: peer.map.len() as u32,
+            connections: connections.collect(),
+        }
     }
 }

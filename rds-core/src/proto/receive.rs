@@ -1,1 +1,485 @@
-//! (being written)
+//! Input: what comes in on a connection, and what follows from it.
+
+use std::net::SocketAddr;
+
+use bytes::BytesMut;
+
+use super::connection::{Conn, Partial, Phase};
+use super::{Action, Body, CloseMode, ConnId, DropReason, Inbox, Node, SocketId, Time};
+use crate::info::Counter;
+use crate::wire::congestion::MAP_LEN;
+use crate::wire::{
+    Capabilities, CongestionMap, Flags, FramingError, HEADER_LEN, HandshakeExtensions, Header, Identity,
+    Item, MAX_MESSAGE, MAX_MESSAGE_SLACK, PORT_ENGINE, PORT_PROBE,
+};
+
+/// What [`Node::receive`] did with its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Received {
+    /// Bytes of the input that were used. When less than all: keep the rest, stop reading this connection, and feed the
+    /// rest again after [`Action::Resume`] (or never, after [`Action::Close`] with [`CloseMode::Now`]).
+    pub consumed: usize,
+    /// Whether to go on reading. False means: stop reading until [`Action::Resume`]; the rest, if any, is to be kept.
+    pub more: bool,
+}
+
+impl Node {
+    /// Bytes came in on a connection. After [`Action::Resume`] it is to be called even with an empty input.
+    pub fn receive(&mut self, now: Time, conn: ConnId, input: &[u8], inbox: &mut impl Inbox) -> Received {
+        let total = input.len();
+        let mut rest = input;
+        self.take_deferred(now, conn, inbox);
+        let more = loop {
+            let Some(c) = self.conns.get_mut(conn) else { break false };
+            if c.paused {
+                break false;
+            }
+            match c.decoder.next(&mut rest, MAX_MESSAGE + MAX_MESSAGE_SLACK) {
+                Ok(Item::NeedMore) => break true,
+                Ok(Item::Message { header, payload }) => {
+                    self.message(now, conn, header, Body::Borrowed(payload), inbox)
+                }
+                Ok(Item::Begin { header }) => self.begin(conn, header),
+                Ok(Item::Chunk { data, last }) => {
+                    if let Some(buffer) = c.partial.as_mut().and_then(|p| p.buffer.as_mut()) {
+                        buffer.extend_from_slice(data);
+                    }
+                    if last {
+                        self.complete(now, conn, inbox);
+                    }
+                }
+                Err(error) => {
+                    if matches!(error, FramingError::Checksum { .. }) {
+                        self.counters.add(Counter::RecvDropBadChecksum, 1);
+                    }
+                    self.fail(now, conn, DropReason::Framing(error));
+                }
+            }
+        };
+        self.after_receive(conn);
+        let gone = self.conns.get(conn).is_none();
+        Received { consumed: if gone { total } else { total - rest.len() }, more }
+    }
+
+    /// When the connection stands inside a message that did not fit the input: takes its buffer, to be appended to
+    /// directly, and the number of bytes that are missing. Until [`Node::return_target`], `receive` must not be called for it.
+    pub fn take_target(&mut self, conn: ConnId) -> Option<(BytesMut, usize)> {
+        let c = self.conns.get_mut(conn)?;
+        let missing = c.decoder.missing();
+        if missing == 0 || c.paused {
+            return None;
+        }
+        let buffer = c.partial.as_mut()?.buffer.take()?;
+        c.target_out = true;
+        Some((buffer, missing))
+    }
+
+    /// Gives the buffer of [`Node::take_target`] back after 0 or more bytes were appended, never more than were missing.
+    pub fn return_target(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        buffer: BytesMut,
+        inbox: &mut impl Inbox,
+    ) -> Received {
+        if let Some(c) = self.conns.get_mut(conn)
+            && std::mem::take(&mut c.target_out)
+            && let Some(partial) = c.partial.as_mut()
+        {
+            let had = partial.header.len as usize - c.decoder.missing();
+            c.decoder.advance_payload(buffer.len() - had);
+            partial.buffer = Some(buffer);
+            if c.decoder.missing() == 0 {
+                self.complete(now, conn, inbox);
+            }
+        }
+        self.after_receive(conn);
+        let more = self.conns.get(conn).is_some_and(|c| !c.paused);
+        Received { consumed: 0, more }
+    }
+
+    /// Everything that was there on a connection named by [`Action::Drain`] was fed to [`Node::receive`].
+    pub fn drained(&mut self, now: Time, conn: ConnId) {
+        if self.conns.get(conn).is_some_and(|c| c.phase == Phase::Draining) {
+            self.end(now, conn, Some((CloseMode::Now, DropReason::Replaced)));
+        }
+    }
+
+    fn after_receive(&mut self, conn: ConnId) {
+        self.grant(conn.index);
+        let pause = self.must_pause(conn.index);
+        let quarter = self.config.window / 4;
+        let Some(c) = self.conns.get_mut(conn) else { return };
+        if pause {
+            c.paused = true;
+        }
+        if c.rx_unacked >= quarter && c.is_own() {
+            c.ack_due = true;
+        }
+        let (ready, waiting) = (c.window_due || c.ack_due || c.pong_due, c.stalled || pause);
+        if ready {
+            self.mark_ready(conn.index);
+        }
+        if waiting {
+            self.note_stalled(conn);
+        }
+    }
+
+    /// Whether reading must stop: the budget is used up. Own peers keep to their window and are read all the same, unless
+    /// one ignores it by far.
+    pub(super) fn must_pause(&self, index: u32) -> bool {
+        let Some(c) = self.conns.at(index) else { return false };
+        if matches!(c.phase, Phase::Draining | Phase::Closing) {
+            return false;
+        }
+        if c.phase == Phase::Parked {
+            return true;
+        }
+        let budget = self.config.receive_budget;
+        if c.common(self.config.capabilities).contains(Capabilities::WINDOW) {
+            return self.local.queued >= budget.saturating_mul(2);
+        }
+        self.local.queued >= budget
+            || c.throttled_by.is_some_and(|s| self.local.past_hard_limit(s, &self.config))
+    }
+
+    /// A header whose payload comes in pieces: decides whether anybody wants it.
+    fn begin(&mut self, conn: ConnId, header: Header) {
+        let wanted = if header.is_congestion_map() {
+            header.len as usize == MAP_LEN
+        } else {
+            header.sport != PORT_ENGINE
+                && self.local.by_port(header.dport).is_some()
+                && !self.conns.get(conn).is_some_and(|c| self.is_duplicate(c, &header))
+        };
+        if let Some(c) = self.conns.get_mut(conn) {
+            let buffer = wanted.then(|| BytesMut::with_capacity(header.len as usize));
+            c.partial = Some(Partial { header, buffer });
+        }
+    }
+
+    /// The message begun by [`Node::begin`] is whole.
+    fn complete(&mut self, now: Time, conn: ConnId, inbox: &mut impl Inbox) {
+        if let Some(Partial { header, buffer }) = self.conns.get_mut(conn).and_then(|c| c.partial.take()) {
+            self.message(now, conn, header, buffer.map_or(Body::Borrowed(&[]), Body::Owned), inbox);
+        }
+    }
+
+    fn take_deferred(&mut self, now: Time, conn: ConnId, inbox: &mut impl Inbox) {
+        if let Some(c) = self.conns.get_mut(conn)
+            && !c.paused
+            && let Some((header, payload)) = c.deferred.take()
+        {
+            self.message(now, conn, header, Body::Owned(payload), inbox);
+        }
+    }
+
+    /// One whole message.
+    #[inline]
+    fn message(&mut self, now: Time, conn: ConnId, header: Header, body: Body<'_>, inbox: &mut impl Inbox) {
+        let Some(c) = self.conns.get(conn) else { return };
+        if (c.identity.is_none() || c.assumed) && !self.first_message(now, conn, &header, &body) {
+            return;
+        }
+        if header.is_congestion_map() {
+            if self.same_identity(now, conn, &header) {
+                self.congestion_map(now, conn, body.as_slice());
+            }
+            return;
+        }
+        if header.is_handshake_ping() || header.is_handshake_pong() {
+            if self.same_identity(now, conn, &header) {
+                self.handshake(now, conn, &header);
+            }
+            return;
+        }
+        let Some(c) = self.conns.get(conn) else { return };
+        if c.is_own() {
+            if !c.answered {
+                self.fail(now, conn, DropReason::OutOfTurn);
+                return;
+            }
+            if header.ack != 0 && !self.acknowledged(now, conn, header.ack) {
+                return;
+            }
+            if header.is_ack_only() {
+                self.window_update(conn, header.sequence);
+                return;
+            }
+            if c_closing(self.conns.get(conn)) {
+                // We have said goodbye: what comes now is not accepted, and the peer learns that from our silence.
+                return;
+            }
+            if header.sport != PORT_ENGINE && !self.charge_window(now, conn, &header) {
+                return;
+            }
+        }
+        self.data(conn, &header, body, inbox);
+    }
+
+    /// The connection's first message tells who is there. Returns whether it is to be handled now.
+    fn first_message(&mut self, now: Time, conn: ConnId, header: &Header, body: &Body<'_>) -> bool {
+        let speaks = header.is_congestion_map() || header.is_handshake_ping() || header.is_handshake_pong();
+        let identity = if speaks { header.identity() } else { Identity::Kernel };
+        let Some(c) = self.conns.get_mut(conn) else { return false };
+        if c.assumed && identity.is_own() {
+            // It was slow, and data went out to it unannounced.
+            self.fail(now, conn, DropReason::IdentityChanged);
+            return false;
+        }
+        let known = c.identity.is_some();
+        c.assumed = false;
+        c.identity = Some(identity);
+        if identity.is_own() || known {
+            return true;
+        }
+        if self.try_carry(now, conn) {
+            return true;
+        }
+        if let Some(c) = self.conns.get_mut(conn) {
+            c.deferred = Some((*header, BytesMut::from(body.as_slice())));
+        }
+        false
+    }
+
+    /// Maps and handshake messages must go on saying the same.
+    fn same_identity(&mut self, now: Time, conn: ConnId, header: &Header) -> bool {
+        let same = self.conns.get(conn).is_some_and(|c| c.identity == Some(header.identity()));
+        if !same {
+            self.fail(now, conn, DropReason::IdentityChanged);
+        }
+        same
+    }
+
+    fn congestion_map(&mut self, now: Time, conn: ConnId, payload: &[u8]) {
+        let Some(map) = CongestionMap::decode(payload) else { return };
+        let Some(c) = self.conns.get(conn) else { return };
+        let index = c.peer;
+        if self.superseded(c) {
+            return;
+        }
+        self.counters.add(Counter::CongUpdateReceived, 1);
+        let peer = &mut self.peers[index as usize];
+        if peer.map == map {
+            return;
+        }
+        peer.map = map;
+        let (address, map) = (peer.address, &peer.map);
+        for lane in &mut peer.lanes {
+            lane.hold(map);
+        }
+        let actions = &mut self.actions;
+        peer.waiters.retain(|(socket, port)| {
+            let wait = map.contains(*port);
+            if !wait {
+                actions
+                    .push_back(Action::Uncongested { socket: *socket, destination: (address, *port).into() });
+            }
+            wait
+        });
+        let carrying: Vec<u32> = peer.lanes.iter().filter_map(|l| l.conn).collect();
+        for conn in carrying {
+            self.mark_ready(conn);
+        }
+        let _ = now;
+    }
+
+    /// A newer connection of the same lane has spoken: what this one says of the present is old.
+    fn superseded(&self, c: &Conn) -> bool {
+        matches!(c.phase, Phase::Draining | Phase::Closing)
+    }
+
+    fn handshake(&mut self, now: Time, conn: ConnId, header: &Header) {
+        let shown = HandshakeExtensions::decode(&header.extensions);
+        let Some(c) = self.conns.get_mut(conn) else { return };
+        let (own, was) = (c.is_own(), c.generation);
+        if own && (shown.generation.is_none_or(|g| g == 0) || was.is_some_and(|g| g != shown.generation)) {
+            self.fail(now, conn, DropReason::IdentityChanged);
+            return;
+        }
+        c.generation = Some(shown.generation.filter(|g| *g != 0));
+        if header.is_handshake_ping() {
+            self.counters.add(Counter::RecvPing, 1);
+            let first = !std::mem::replace(&mut c.got_ping, true);
+            if own && first {
+                self.note_lanes(conn, &shown);
+                if self.try_carry(now, conn) {
+                    self.answer(conn);
+                }
+                return;
+            }
+            if self.config.ping_enable || own {
+                self.answer(conn);
+            }
+        } else {
+            c.got_pong = true;
+            if own && header.ack != 0 && c.answered && !self.acknowledged(now, conn, header.ack) {
+                return;
+            }
+            // Before our own pong nothing of the peer's is known to be about this incarnation of it; it will ask again.
+        }
+        if !own {
+            self.note_lanes(conn, &shown);
+            self.adopt(now, conn);
+        }
+        self.came_up(now, conn);
+    }
+
+    /// Answers the peer's handshake ping; from here on it may send and we acknowledge.
+    pub(super) fn answer(&mut self, conn: ConnId) {
+        if let Some(c) = self.conns.get_mut(conn) {
+            let first = !std::mem::replace(&mut c.answered, true);
+            c.pong_due = true;
+            if first {
+                self.grant(conn.index);
+            }
+            self.mark_ready(conn.index);
+        }
+    }
+
+    /// The peer's node has accepted everything up to `ack` on this lane. Returns whether the connection still stands.
+    fn acknowledged(&mut self, now: Time, conn: ConnId, ack: u64) -> bool {
+        let Some(c) = self.conns.get(conn) else { return false };
+        if !c.acks_believed(self.config.capabilities) {
+            return true;
+        }
+        let (peer, index) = (c.peer, usize::from(c.lane));
+        let lane = &self.peers[peer as usize].lanes[index];
+        let sent = lane.next_tx - 1;
+        if ack > sent {
+            self.fail(now, conn, DropReason::AckBeyondSent { ack, sent });
+            return false;
+        }
+        self.release(peer, index, |u, _| u.sequence <= ack);
+        true
+    }
+
+    fn window_update(&mut self, conn: ConnId, limit: u64) {
+        self.counters.add(Counter::RecvAckOnly, 1);
+        let ours = self.config.capabilities;
+        if let Some(c) = self.conns.get_mut(conn)
+            && c.common(ours).contains(Capabilities::WINDOW)
+            && limit > c.tx_limit
+        {
+            c.tx_limit = limit;
+            self.mark_ready(conn.index);
+        }
+    }
+
+    /// Counts a message against the window. Returns whether it was allowed.
+    fn charge_window(&mut self, now: Time, conn: ConnId, header: &Header) -> bool {
+        let ours = self.config.capabilities;
+        let Some(c) = self.conns.get_mut(conn) else { return false };
+        let size = HEADER_LEN as u64 + u64::from(header.len);
+        if c.common(ours).contains(Capabilities::WINDOW) {
+            let (used, limit) = (c.rx_used, c.rx_limit);
+            if used >= limit {
+                self.fail(now, conn, DropReason::WindowOverrun { used, limit });
+                return false;
+            }
+            self.granted -= size.min(limit - used);
+        }
+        c.rx_used += size;
+        true
+    }
+
+    /// Whether the message was accepted before. From own peers by number, whatever the flag; from kernels by their rule
+    /// (`rds_recv_incoming`).
+    fn is_duplicate(&self, c: &Conn, header: &Header) -> bool {
+        let rx = self.peers[c.peer as usize].lanes[usize::from(c.lane)].rx;
+        if c.is_own() {
+            header.sequence <= rx
+        } else {
+            header.sequence < rx && header.flags.contains(Flags::RETRANSMITTED)
+        }
+    }
+
+    /// A message to a socket, or an ordinary ping or pong.
+    #[inline]
+    fn data(&mut self, conn: ConnId, header: &Header, body: Body<'_>, inbox: &mut impl Inbox) {
+        let Some(c) = self.conns.get(conn) else { return };
+        let duplicate = self.is_duplicate(c, header);
+        let (peer, index, own) = (c.peer as usize, usize::from(c.lane), c.is_own());
+        if own && !c.ack_listed {
+            self.ack_list.push(conn);
+        }
+        if let Some(c) = self.conns.get_mut(conn) {
+            c.ack_listed |= own;
+            c.rx_unacked += HEADER_LEN as u64 + u64::from(header.len);
+            if duplicate {
+                // It was not acknowledged, or that was lost: say so again.
+                c.ack_sent = 0;
+            }
+        }
+        if duplicate {
+            self.counters.add(Counter::RecvDropOldSeq, 1);
+            return;
+        }
+        let p = &mut self.peers[peer];
+        p.lanes[index].rx = if own { header.sequence } else { header.sequence.wrapping_add(1) };
+        let from = p.address;
+        if header.dport == PORT_ENGINE {
+            if header.sport != PORT_ENGINE {
+                self.ping(conn, header.sport);
+            }
+            return;
+        }
+        let socket = self.local.by_port(header.dport).filter(|_| header.dport != PORT_PROBE);
+        let Some(socket) = socket else {
+            self.counters.add(Counter::RecvDropNoSock, 1);
+            return;
+        };
+        if body.as_slice().len() != header.len as usize {
+            // The socket came while the payload was being passed over.
+            self.counters.add(Counter::RecvDropDeadSock, 1);
+            return;
+        }
+        if self.hand_over(socket, SocketAddr::new(from, header.sport), body, inbox)
+            && let Some(c) = self.conns.get_mut(conn)
+        {
+            c.throttled_by = Some(socket);
+        }
+        if self.must_pause(conn.index)
+            && let Some(c) = self.conns.get_mut(conn)
+        {
+            c.paused = true;
+        }
+    }
+
+    /// An ordinary ping: the answer is a message like any other.
+    fn ping(&mut self, conn: ConnId, port: u16) {
+        self.counters.add(Counter::RecvPing, 1);
+        let Some(c) = self.conns.get(conn) else { return };
+        let peer = &mut self.peers[c.peer as usize];
+        if self.config.ping_enable
+            && !peer.map.contains(port)
+            && peer.lanes[usize::from(c.lane)].push_pong(port)
+        {
+            self.mark_ready(conn.index);
+        }
+    }
+
+    /// Gives a message to its socket's queue. Returns whether the port is past its hard limit now.
+    pub(super) fn hand_over(
+        &mut self,
+        socket: SocketId,
+        from: SocketAddr,
+        body: Body<'_>,
+        inbox: &mut impl Inbox,
+    ) -> bool {
+        let len = body.as_slice().len() as u64;
+        inbox.deliver(socket, from, body);
+        self.counters.add(Counter::RecvQueued, 1);
+        self.counters.add(Counter::RecvBytesAddedToSock, len);
+        self.local.charge_receive(socket, len);
+        if self.local.queued >= self.config.receive_budget {
+            self.local.sync_all(inbox, &mut self.actions, self.config.address);
+        }
+        self.local.check_receive(socket, &self.config, inbox, &mut self.counters, &mut self.actions)
+    }
+}
+
+fn c_closing(c: Option<&Conn>) -> bool {
+    c.is_none_or(|c| c.phase == Phase::Closing)
+}

@@ -12,7 +12,9 @@ use super::{HEADER_LEN, Header, checksum};
 #[non_exhaustive]
 pub enum FramingError {
     /// The announced payload is larger than this connection's limit.
-    #[error("header at stream offset {offset} announces {len} payload bytes, the limit is {limit}: framing lost")]
+    #[error(
+        "header at stream offset {offset} announces {len} payload bytes, the limit is {limit}: framing lost"
+    )]
     Oversized {
         /// Announced length, in bytes.
         len: u32,
@@ -81,8 +83,12 @@ impl Decoder {
     ///
     /// `limit` is the largest payload that may be right, in bytes.
     ///
+    /// Never blocks or allocates, and copies no byte but those of a header that is not whole in `input`.
+    /// [`Item::NeedMore`] leaves `input` empty; every other item may have more behind it.
+    ///
     /// # Errors
-    /// [`FramingError`]: the stream is lost; further calls are pointless.
+    /// [`FramingError`]: the stream is lost. The header at fault is used up, nothing behind it is, and
+    /// every further call fails in the same way.
     #[inline]
     pub fn next<'a>(&mut self, input: &mut &'a [u8], limit: u32) -> Result<Item<'a>, FramingError> {
         if self.missing > 0 {
@@ -97,9 +103,14 @@ impl Decoder {
         let header = if self.have == 0 {
             match input.split_first_chunk::<HEADER_LEN>() {
                 Some((bytes, rest)) => {
-                    let header = self.check(bytes, limit)?;
                     *input = rest;
-                    header
+                    match self.check(bytes, limit) {
+                        Ok(header) => header,
+                        Err(e) => {
+                            self.keep(&mut &bytes[..]);
+                            return Err(e);
+                        }
+                    }
                 }
                 None => return Ok(self.keep(input)),
             }
@@ -110,9 +121,10 @@ impl Decoder {
             if self.have < HEADER_LEN {
                 return Ok(Item::NeedMore);
             }
-            let bytes = self.partial;
+            // On an error the header stays, so that the next call meets it again.
+            let header = self.check(&self.partial, limit)?;
             self.have = 0;
-            self.check(&bytes, limit)?
+            header
         };
         self.offset += HEADER_LEN as u64;
         let len = header.len as usize;
@@ -124,7 +136,7 @@ impl Decoder {
         Ok(Item::Begin { header })
     }
 
-    /// Payload bytes of the current message that have not come yet.
+    /// Payload bytes of the current message that have not come yet; 0 between messages and in a header.
     #[must_use]
     pub fn missing(&self) -> usize {
         self.missing as usize
@@ -144,6 +156,8 @@ impl Decoder {
 
     /// Says that `n` payload bytes of the current message were read elsewhere, past the decoder.
     ///
+    /// When they are the last, no further item tells of that message's end.
+    ///
     /// # Panics
     /// If `n` is more than [`Decoder::missing`].
     pub fn advance_payload(&mut self, n: usize) {
@@ -152,9 +166,10 @@ impl Decoder {
         self.offset += n as u64;
     }
 
+    #[inline]
     fn check(&self, bytes: &[u8; HEADER_LEN], limit: u32) -> Result<Header, FramingError> {
         let header = Header::decode(bytes);
-        if header.csum != 0 && !checksum::verify(bytes) {
+        if !checksum::verify(bytes) {
             return Err(FramingError::Checksum { offset: self.offset });
         }
         if header.len > limit {
@@ -171,8 +186,12 @@ impl Decoder {
     }
 }
 
+#[inline]
 fn take<'a>(input: &mut &'a [u8], n: usize) -> &'a [u8] {
     let (head, tail) = input.split_at(n);
     *input = tail;
     head
 }
+
+#[cfg(test)]
+mod tests;

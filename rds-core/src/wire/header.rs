@@ -62,12 +62,41 @@ pub struct Header {
 impl Header {
     /// Decodes a header. Every byte pattern is a header; what is plausible is the reader's to judge.
     #[must_use]
+    #[inline]
     pub fn decode(b: &[u8; HEADER_LEN]) -> Self {
         let [
-            s0, s1, s2, s3, s4, s5, s6, s7,
-            a0, a1, a2, a3, a4, a5, a6, a7,
-            l0, l1, l2, l3, sp0, sp1, dp0, dp1,
-            flags, credit, p0, p1, p2, p3, c0, c1,
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            s6,
+            s7,
+            a0,
+            a1,
+            a2,
+            a3,
+            a4,
+            a5,
+            a6,
+            a7,
+            l0,
+            l1,
+            l2,
+            l3,
+            sp0,
+            sp1,
+            dp0,
+            dp1,
+            flags,
+            credit,
+            p0,
+            p1,
+            p2,
+            p3,
+            c0,
+            c1,
             ext @ ..,
         ] = *b;
         Self {
@@ -86,6 +115,7 @@ impl Header {
 
     /// Encodes the header with `csum` as it stands.
     #[must_use]
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut b = [0; HEADER_LEN];
         b[0..8].copy_from_slice(&self.sequence.to_be_bytes());
@@ -141,3 +171,6 @@ impl Header {
         Identity::decode(self.padding)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -88,3 +88,46 @@ impl Identity {
         matches!(self, Self::Own { .. })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_peers_say_75_52_version_capabilities() {
+        let all = Capabilities::ACKS
+            .with(Capabilities::WINDOW)
+            .with(Capabilities::SEGMENTATION)
+            .with(Capabilities::LARGE_MESSAGES);
+        assert_eq!(Identity::ours(all).encode(), [0x75, 0x52, 1, 0x0f]);
+        assert_eq!(Identity::decode([0x75, 0x52, 1, 0x0f]), Identity::ours(all));
+    }
+
+    #[test]
+    fn kernels_say_zero() {
+        assert_eq!(Identity::Kernel.encode(), [0; 4]);
+        assert_eq!(Identity::decode([0; 4]), Identity::Kernel);
+    }
+
+    #[test]
+    fn whatever_is_not_the_magic_is_a_kernel() {
+        for padding in [[0x75, 0x53, 1, 1], [0x52, 0x75, 1, 1], [0, 0, 1, 1], [0xff; 4], [0x75, 0x52, 0, 1]] {
+            assert_eq!(Identity::decode(padding), Identity::Kernel, "{padding:x?}");
+        }
+    }
+
+    #[test]
+    fn later_versions_and_unknown_capabilities_are_kept_as_announced() {
+        let later = Identity::decode([0x75, 0x52, 9, 0xf1]);
+        assert_eq!(later, Identity::Own { version: 9, capabilities: Capabilities(0xf1) });
+        assert_eq!(later.encode(), [0x75, 0x52, 9, 0xf1]);
+    }
+
+    #[test]
+    fn a_capability_is_in_common_when_both_have_it() {
+        let ours = Capabilities::ACKS.with(Capabilities::WINDOW);
+        let theirs = Capabilities::WINDOW.with(Capabilities::LARGE_MESSAGES);
+        assert_eq!(ours.common(theirs), Capabilities::WINDOW);
+        assert!(!ours.common(theirs).contains(Capabilities::ACKS));
+    }
+}

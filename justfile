@@ -1,0 +1,46 @@
+# Daily work. `just` lists the recipes; each is one or two plain cargo commands.
+
+# List the recipes.
+default:
+    @just --list --unsorted
+
+# Everything compiles, formatted and without a lint.
+check:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+
+# Every test and every example in the documentation; a filter may follow: `just test ack`.
+test *filter:
+    cargo test --workspace {{ filter }}
+
+# Only the simulator's tests.
+sim *args:
+    cargo test -p rds-tests --release --test sim {{ if args == "" { "" } else { "-- " + args } }}
+
+# Measure both ends in one process over loopback: `just stress -q 64K -d 8 -T 10`.
+stress *args="-T 5":
+    cargo run --release --bin rds-stress -- --loopback {{ args }}
+
+# Fuzz, every target or those named, for some seconds each: `just fuzz 60 stream`.
+fuzz seconds="10" *targets:
+    .ci/fuzz {{ seconds }} {{ targets }}
+
+# Benchmarks.
+bench *args:
+    cargo bench --workspace {{ args }}
+
+# Format the code.
+fmt:
+    cargo fmt --all
+
+# The API documentation, opened in a browser.
+doc:
+    cargo doc --workspace --no-deps --open
+
+# Licences, bans, sources and security advisories of the dependencies (needs cargo-deny, and a network for advisories).
+deny:
+    cargo deny check
+
+# The whole check, as it runs for every change.
+ci:
+    bash .ci/run
