@@ -134,6 +134,10 @@ kinds! {
         Throttled = "reading stopped for want of room",
         /// ... and resumed.
         Resumed = "reading resumed",
+        /// Room in the receive queues became short.
+        PressureOn = "room became short",
+        /// ... and was there again.
+        PressureOff = "room there again",
         /// A send met a full send buffer.
         SendFull = "send buffer full",
         /// ... and the program was told of room.

@@ -75,8 +75,12 @@ pub struct Flow {
 pub struct Sock {
     /// Payload bytes of messages that have not ended.
     pub outstanding: u64,
+    /// Tracked messages that have not ended.
+    pub messages: u64,
     /// Whether every message is tracked, so that `outstanding` is exact.
     pub exact: bool,
+    /// Whether it was closed: nobody is told any more how its messages end.
+    pub closed: bool,
 }
 
 type SmallKey = (usize, u16, usize, u16, usize, u16);
@@ -124,7 +128,7 @@ fn tag_of(id: usize, len: usize) -> u16 {
 impl Ledger {
     /// A new sending socket.
     pub fn add_sock(&mut self, exact: bool) -> usize {
-        self.socks.push(Sock { outstanding: 0, exact });
+        self.socks.push(Sock { outstanding: 0, messages: 0, exact, closed: false });
         self.socks.len() - 1
     }
 
@@ -172,6 +176,7 @@ impl Ledger {
         }
         if tracked {
             self.socks[sock].outstanding += len as u64;
+            self.socks[sock].messages += 1;
         }
         if dport == 0 {
             *self.pings.entry((src, sport)).or_default() += 1;
@@ -319,6 +324,7 @@ impl Ledger {
         let (sock, flow, lane, len) = (m.sock, m.flow, m.lane, m.len as u64);
         let key = (m.src, m.dst, m.dport);
         self.socks[sock].outstanding -= len;
+        self.socks[sock].messages -= 1;
         if let Some(lane) = lane {
             self.flows[flow].on_lane[usize::from(lane)] -= 1;
         }
@@ -357,7 +363,7 @@ impl Ledger {
         if facts[m.src].incarnation != m.src_inc {
             return None;
         }
-        if m.tracked && m.outcome.is_none() {
+        if m.tracked && m.outcome.is_none() && !self.socks[m.sock].closed {
             return Some("never ended");
         }
         let arrived = !m.deliveries.is_empty() || m.dropped;

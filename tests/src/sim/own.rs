@@ -32,6 +32,7 @@ struct Conn {
     blocked: bool,
     writing: bool,
     fin: bool,
+    resumed: bool,
 }
 
 /// Bytes that a writer took and has not written yet.
@@ -75,14 +76,12 @@ pub struct OwnHost {
     pub frozen_until: Nanos,
     /// Notices to be handled.
     pub pending: VecDeque<Notice>,
-    /// Counters of lives that are over are added here.
-    pub no_sock_seen: u64,
     conns: BTreeMap<ConnId, Conn>,
     by_end: BTreeMap<End, ConnId>,
     held: Vec<Held>,
     runs: (Nanos, u32),
-    knocked: BTreeMap<usize, bool>,
-    accepted_limit: u64,
+    knocked: std::collections::BTreeSet<usize>,
+    pressed: bool,
 }
 
 fn time(now: Nanos) -> Time {
@@ -101,13 +100,12 @@ impl OwnHost {
             starve_until: 0,
             frozen_until: 0,
             pending: VecDeque::new(),
-            no_sock_seen: 0,
             conns: BTreeMap::new(),
             by_end: BTreeMap::new(),
             held: Vec::new(),
             runs: (0, 0),
-            knocked: BTreeMap::new(),
-            accepted_limit: 0,
+            knocked: std::collections::BTreeSet::new(),
+            pressed: false,
         }
     }
 
@@ -123,7 +121,7 @@ impl OwnHost {
         fact.grace = config.identity_grace.as_nanos() as Nanos;
         fact.ping_enable = config.ping_enable;
         self.sockets.own = Some(config.address);
-        match Node::new(config, time(cx.now)) {
+        match Node::new(config) {
             Ok(node) => self.node = Some(node),
             Err(e) => cx.fail(format!("host {} refuses its settings: {e}", self.index)),
         }
@@ -137,7 +135,7 @@ impl OwnHost {
         self.by_end.clear();
         self.held.clear();
         self.pending.clear();
-        self.no_sock_seen = 0;
+        self.pressed = false;
         self.knocked.clear();
         cx.ledger.host_died(self.index);
     }
@@ -264,11 +262,8 @@ impl OwnHost {
                     DropReason::Poke => cx.see(Seen::Knock),
                     _ => {}
                 }
-                if reason == DropReason::Limit {
-                    self.accepted_limit += 1;
-                }
                 if reason == DropReason::Poke {
-                    self.knocked.insert(peer, true);
+                    self.knocked.insert(peer);
                 }
                 cx.net.close(cx.now, end);
             }
@@ -286,6 +281,7 @@ impl OwnHost {
             blocked: false,
             writing: false,
             fin: false,
+            resumed: false,
         };
         self.conns.insert(conn, c);
         self.by_end.insert(end, conn);
@@ -322,9 +318,9 @@ impl OwnHost {
                 return self.ended(cx, conn, end, read);
             }
             let mut bytes = std::mem::take(&mut c.rest);
-            let kept = bytes.len();
             let read = cx.net.read(cx.now, end, most, &mut bytes);
-            if bytes.is_empty() {
+            // After `Resume` the node is to be called in any case.
+            if bytes.is_empty() && !std::mem::take(&mut c.resumed) {
                 return self.ended(cx, conn, end, read);
             }
             cx.digest((end.link as u64) << 32 | bytes.len() as u64);
@@ -336,7 +332,6 @@ impl OwnHost {
             if let Some(c) = self.conns.get_mut(&conn) {
                 c.rest = bytes[received.consumed..].to_vec();
             }
-            let _ = kept;
             bytes.truncate(received.consumed);
             self.fed(cx, conn, end, &bytes, received);
             if !draining && cx.chance(self.temper.nibble) && self.conns.contains_key(&conn) {
@@ -494,6 +489,7 @@ impl OwnHost {
                 if let Some(c) = self.conns.get_mut(&conn) {
                     cx.see(Seen::Resumed);
                     c.stopped = false;
+                    c.resumed = true;
                     let end = c.end;
                     if self.read(cx, conn) {
                         self.pending.push_back(Notice::Readable(end));
@@ -537,6 +533,17 @@ impl OwnHost {
                     }
                 }
             }
+            Action::Pressure { on } => {
+                cx.see(if on { Seen::PressureOn } else { Seen::PressureOff });
+                self.pressed = on;
+                for (id, s) in self.sockets.map.iter_mut().filter(|_| on) {
+                    let report = std::mem::take(&mut s.unreported);
+                    s.believed -= report.0;
+                    if report.1 > 0 {
+                        self.node.as_mut().expect("it acts").consumed(*id, report.0, report.1);
+                    }
+                }
+            }
             Action::Completed { token, outcome, .. } => watch::completed(cx, self.index, token.0, outcome),
             Action::PeerUp { peer, lanes, restarted, .. } => {
                 if let Some(peer) = cx.host_at(peer) {
@@ -558,7 +565,7 @@ impl OwnHost {
             cx.fail(format!("host {} dials {peer}, where nobody is", self.index));
             return;
         };
-        if self.knocked.remove(&host).is_some() {
+        if self.knocked.remove(&host) {
             cx.see(Seen::KnockAnswered);
         }
         if peer.is_ipv6() {
@@ -749,7 +756,7 @@ impl OwnHost {
         let (Some(node), Some(s)) = (self.node.as_mut(), self.sockets.map.get_mut(&id)) else { return };
         (s.send_buffer, s.receive_buffer) = (send, receive);
         node.set_send_buffer(id, send);
-        node.set_receive_buffer(time(cx.now), id, receive);
+        node.set_receive_buffer(id, receive);
         self.output(cx);
     }
 
@@ -779,6 +786,7 @@ impl OwnHost {
             _ => rds_core::proto::Payload::Owned(bytes.clone().into()),
         };
         let before = cx.ledger.socks[s.book].outstanding;
+        let many = cx.ledger.socks[s.book].messages >= 1024;
         let exact = cx.ledger.socks[s.book].exact;
         let result = node.send(id, destination, payload, token, &mut self.sockets);
         let s = self.sockets.map.get_mut(&id).expect("found above");
@@ -807,7 +815,7 @@ impl OwnHost {
                 match rejected.error {
                     SendError::Full => {
                         cx.see(Seen::SendFull);
-                        if exact && before < s.send_buffer {
+                        if exact && before < s.send_buffer && !many {
                             cx.fail(format!(
                                 "host {} port {} is full with {before} bytes outstanding in a buffer of {}",
                                 self.index, s.port, s.send_buffer
@@ -845,13 +853,20 @@ impl OwnHost {
                 break;
             }
         }
-        if s.unreported.1 > 0 && (s.congested || s.unreported.0 >= s.receive_buffer / 4) {
+        if s.unreported.1 > 0 && (s.congested || self.pressed || s.unreported.0 >= s.receive_buffer / 4) {
             let (bytes, messages) = std::mem::take(&mut s.unreported);
             s.believed -= bytes;
             if let Some(node) = self.node.as_mut() {
                 node.consumed(id, bytes, messages);
             }
         }
+        self.output(cx);
+    }
+
+    /// Asks to be told when nothing of the socket is on its way.
+    pub fn watch_drained(&mut self, cx: &mut Ctx, id: SocketId) {
+        let (Some(node), Some(s)) = (self.node.as_mut(), self.sockets.map.get_mut(&id)) else { return };
+        s.waits_for_drain = !node.watch_drained(id);
         self.output(cx);
     }
 
@@ -879,6 +894,7 @@ impl OwnHost {
             }
         }
         cx.tell(|| format!("host {} closes port {}", self.index, s.port));
+        cx.ledger.socks[s.book].closed = true;
         node.close(id, drain);
         self.sockets.map.remove(&id);
         self.output(cx);

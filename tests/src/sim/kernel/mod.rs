@@ -16,13 +16,15 @@ pub use path::{Path, State};
 pub use socket::{Refusal, Socket};
 
 use super::coverage::Seen;
-use super::ctx::{Ctx, HostKind};
+use super::ctx::Ctx;
 use super::net::{End, MS, Nanos, Notice, SEC};
 
 /// Lanes that a kernel offers (`net/rds/rds.h`, `RDS_MPATH_WORKERS`).
 pub const LANES: u8 = 8;
 /// How long a new kernel waits for its peer's FIN (`rds_tcp_conn_path_shutdown`).
 const SHUTDOWN_WAIT: Nanos = 5 * SEC;
+/// The port from which [`KernelHost::nudge`] pings; nobody has it.
+const NUDGE_PORT: u16 = 7;
 
 /// A message in a kernel's queues.
 #[derive(Clone, Debug)]
@@ -609,9 +611,12 @@ impl KernelHost {
         })
     }
 
-    /// What kind of host that is.
-    #[must_use]
-    pub fn kind(&self) -> HostKind {
-        if self.new { HostKind::NewKernel } else { HostKind::OldKernel }
+    /// Someone pings every peer for which something waits (`rds-ping`).
+    pub fn nudge(&mut self, cx: &mut Ctx) {
+        let waiting = |p: &Peer| p.paths.iter().any(|path| !(path.send.is_empty() && path.retransmit.is_empty()));
+        let peers: Vec<usize> = self.peers.iter().filter(|(_, p)| waiting(p)).map(|(i, _)| *i).collect();
+        for peer in peers {
+            self.send_probe(cx, peer, 0, NUDGE_PORT, PORT_ENGINE);
+        }
     }
 }
