@@ -52,9 +52,12 @@ impl Report {
 impl Run {
     /// Sets a seed up.
     #[must_use]
-    pub fn new(seed: u64) -> Self {
+    pub fn new(seed: u64, trace: Option<Box<dyn FnMut(&str)>>) -> Self {
         let plan = Plan::draw(seed);
         let mut world = World::new(seed, plan.wire);
+        if let Some(sink) = trace {
+            world.cx.trace_to(sink);
+        }
         for h in &plan.hosts {
             match h.kind {
                 HostKind::Own => world.add_own(h.address, h.spec.clone(), h.temper.clone()),
@@ -309,11 +312,7 @@ fn targets(plan: &Plan, from: usize) -> Vec<(usize, u16)> {
 #[must_use]
 pub fn run_seed(seed: u64, trace: Option<Box<dyn FnMut(&str)>>) -> Report {
     let result = catch_unwind(AssertUnwindSafe(|| {
-        let mut run = Run::new(seed);
-        if let Some(sink) = trace {
-            run.world.cx.trace_to(sink);
-        }
-        run.finish()
+        Run::new(seed, trace).finish()
     }));
     result.unwrap_or_else(|panic| {
         let text = panic

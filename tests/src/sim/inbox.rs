@@ -22,6 +22,8 @@ pub struct Socket {
     pub unreported: (u64, u64),
     /// Payload bytes that the node must believe to be queued.
     pub believed: u64,
+    /// Something came since the buffers were set: only then is a smaller buffer looked at, as in the kernel.
+    pub judged: bool,
     /// What the node said last about congestion.
     pub congested: bool,
     /// Whether the program takes messages at present.
@@ -46,6 +48,7 @@ impl Socket {
             queue: VecDeque::new(),
             unreported: (0, 0),
             believed: 0,
+            judged: true,
             congested: false,
             reading: true,
             waits_for_room: false,
@@ -82,6 +85,7 @@ impl Inbox for Sockets {
         match self.map.get_mut(&socket) {
             Some(s) => {
                 s.queue.push_back((bytes.len() as u32, Some(from.ip()) == self.own));
+                s.judged = true;
                 s.believed += bytes.len() as u64;
                 self.fresh.push((socket, from, bytes));
             }

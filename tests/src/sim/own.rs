@@ -197,7 +197,8 @@ impl OwnHost {
             if cx.broken.is_some() {
                 return false;
             }
-            if cx.chance(self.temper.skip) {
+            // Nobody reads a connection before it knows that it stands.
+            if !matches!(notice, Notice::Connected(_)) && cx.chance(self.temper.skip) {
                 later.push_back(notice);
                 continue;
             }
@@ -306,11 +307,8 @@ impl OwnHost {
                 let read = cx.net.read(cx.now, end, most.min(missing), &mut bytes);
                 buffer.extend_from_slice(&bytes);
                 let received = node.return_target(time(cx.now), conn, buffer, &mut self.sockets);
-                if let Read::Data(n) = read {
+                if let Read::Data(_) = read {
                     cx.see(Seen::Target);
-                    if received.consumed != n {
-                        cx.fail(format!("host {}: return_target used {} of {n} bytes", self.index, received.consumed));
-                    }
                     self.fed(cx, conn, end, &bytes, received);
                     continue;
                 }
@@ -679,6 +677,7 @@ impl OwnHost {
             left -= n;
         }
         cx.digest((end.link as u64) << 32 | written as u64);
+        cx.tell(|| format!("host {} writes {written} of {total} bytes to connection {}", self.index, end.link));
         let blocked = written < most || !alive || (written < total && !cx.net.has_room(end));
         if let Some(c) = self.conns.get_mut(&conn) {
             c.blocked = blocked;
@@ -724,7 +723,7 @@ impl OwnHost {
             if s.congested && s.believed < s.receive_buffer / 2 {
                 cx.fail(format!("host {} port {} stays congested at {} bytes", self.index, s.port, s.believed));
             }
-            if !s.congested && s.believed > s.receive_buffer {
+            if s.judged && !s.congested && s.believed > s.receive_buffer {
                 cx.fail(format!("host {} port {} is not congested at {} bytes", self.index, s.port, s.believed));
             }
         }
@@ -754,7 +753,7 @@ impl OwnHost {
     /// Sets a socket's buffers.
     pub fn set_buffers(&mut self, cx: &mut Ctx, id: SocketId, send: u64, receive: u64) {
         let (Some(node), Some(s)) = (self.node.as_mut(), self.sockets.map.get_mut(&id)) else { return };
-        (s.send_buffer, s.receive_buffer) = (send, receive);
+        (s.send_buffer, s.receive_buffer, s.judged) = (send, receive, false);
         node.set_send_buffer(id, send);
         node.set_receive_buffer(id, receive);
         self.output(cx);
@@ -793,7 +792,7 @@ impl OwnHost {
         let outcome = match result {
             Ok(()) => {
                 cx.seen.messages += 1;
-                if exact && before >= s.send_buffer {
+                if exact && before >= s.send_buffer && dst != self.index {
                     cx.fail(format!(
                         "host {} port {} takes a message with {before} bytes outstanding in a buffer of {}",
                         self.index, s.port, s.send_buffer

@@ -281,7 +281,7 @@ fn header_rules(cx: &mut Ctx, writer: End, h: &Header) -> Result<(), String> {
     if peer_own && before_first && plain {
         return Err("sends more than map and handshake ping before its peer's first message".into());
     }
-    if peer_own && plain && !(heard.ping && heard.pong) {
+    if peer_own && plain && !ack_only && !(heard.ping && heard.pong) {
         return Err("sends data before the handshake of its peer is complete".into());
     }
     if !peer_own && before_first && plain && h.dport != 0 {

@@ -175,7 +175,9 @@ impl World {
             Host::Kernel(kernel) => kernel.start(&mut self.cx, generation),
             Host::Stranger(_) => {}
         }
-        self.cx.tell(|| format!("host {host} starts life {life}"));
+        let fact = &self.cx.facts[host];
+        let line = format!("host {host} starts life {life}: {fact:?}");
+        self.cx.tell(|| line);
         self.cx.net.power_on(host);
         self.cx.net.listen(host, true);
         self.kick(host);

@@ -196,7 +196,7 @@ impl KernelHost {
             if cx.broken.is_some() {
                 return false;
             }
-            if cx.chance(self.skip) {
+            if !matches!(notice, Notice::Connected(_)) && cx.chance(self.skip) {
                 later.push_back(notice);
                 continue;
             }
