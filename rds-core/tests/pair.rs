@@ -288,7 +288,7 @@ fn messages_survive_cuts_exactly_once() {
     for i in 0..200u32 {
         p.send(0, a, 4001, &i.to_be_bytes()).unwrap();
         if i % 10 != 9 {
-            (0..i % 7).for_each(|_| drop(p.step()));
+            (0..i % 7).for_each(|_| _ = p.step());
         } else {
             p.write();
             p.cut();

@@ -16,8 +16,10 @@
 mod carry;
 mod config;
 mod connection;
+mod dial;
 mod error;
 mod event;
+mod grant;
 mod lane;
 mod local;
 mod node;

@@ -65,6 +65,8 @@ pub struct Node {
     pub(super) peers: Vec<Peer>,
     pub(super) vacant: Vec<u32>,
     pub(super) by_address: HashMap<IpAddr, u32>,
+    /// The peer looked up last: most sends go where the one before went.
+    last_peer: Option<(IpAddr, u32)>,
     pub(super) conns: Conns,
     pub(super) actions: VecDeque<Action>,
     /// Connections that may have something to write.
@@ -103,6 +105,7 @@ impl Node {
             peers: Vec::new(),
             vacant: Vec::new(),
             by_address: HashMap::new(),
+            last_peer: None,
             conns: Conns::default(),
             actions: VecDeque::new(),
             ready: VecDeque::new(),
@@ -231,7 +234,13 @@ impl Node {
 
     /// The peer at `address`, made if it is new; `None` when no more can be known.
     pub(super) fn peer_of(&mut self, address: IpAddr) -> Option<u32> {
+        if let Some((last, index)) = self.last_peer
+            && last == address
+        {
+            return Some(index);
+        }
         if let Some(&index) = self.by_address.get(&address) {
+            self.last_peer = Some((address, index));
             return Some(index);
         }
         if self.by_address.len() >= self.config.max_peers {
@@ -262,6 +271,7 @@ impl Node {
             && self.conns.of_peer(index).next().is_none()
         {
             self.by_address.remove(&peer.address);
+            self.last_peer = None;
             // Timers that still name the slot find nothing to do in a fresh peer.
             self.peers[index as usize] = Peer::new(peer.address, peer.we_dial, self.config.first_sequence);
             self.vacant.push(index);

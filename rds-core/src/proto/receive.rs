@@ -126,24 +126,6 @@ impl Node {
         }
     }
 
-    /// Whether reading must stop: the budget is used up. Own peers keep to their window and are read all the same, unless
-    /// one ignores it by far.
-    pub(super) fn must_pause(&self, index: u32) -> bool {
-        let Some(c) = self.conns.at(index) else { return false };
-        if matches!(c.phase, Phase::Draining | Phase::Closing) {
-            return false;
-        }
-        if c.phase == Phase::Parked {
-            return true;
-        }
-        let budget = self.config.receive_budget;
-        if c.common(self.config.capabilities).contains(Capabilities::WINDOW) {
-            return self.local.queued >= budget.saturating_mul(2);
-        }
-        self.local.queued >= budget
-            || c.throttled_by.is_some_and(|s| self.local.past_hard_limit(s, &self.config))
-    }
-
     /// A header whose payload comes in pieces: decides whether anybody wants it.
     fn begin(&mut self, conn: ConnId, header: Header) {
         let wanted = if header.is_congestion_map() {

@@ -12,8 +12,6 @@ use crate::wire::{
     Capabilities, Flags, HEADER_LEN, HandshakeExtensions, Header, Identity, PORT_ENGINE, PORT_PROBE, checksum,
 };
 
-/// Least that is granted to a connection while the budget is not used up, in window bytes.
-pub(super) const WINDOW_FLOOR: u64 = 64 << 10;
 /// First and longest interval at which TCP's acknowledgements are asked for, towards kernels.
 const QUERY_MIN: Duration = Duration::from_millis(2);
 const QUERY_MAX: Duration = Duration::from_millis(100);
@@ -346,81 +344,6 @@ impl Node {
         let header = Header { sequence: c.rx_limit, ack: lane.rx, ..Header::default() };
         c.push(small(&mut self.scratch, &header.encode_with_checksum()));
         self.counters.add(Counter::SendAckOnly, 1);
-    }
-
-    /// Raises the window that the connection's peer has, as far as the budget allows.
-    pub(super) fn grant(&mut self, index: u32) {
-        let capabilities = self.config.capabilities;
-        let Some(c) = self.conns.at(index) else { return };
-        if !c.answered || c.phase != Phase::Carrying || !c.common(capabilities).contains(Capabilities::WINDOW)
-        {
-            return;
-        }
-        let left = c.rx_limit.saturating_sub(c.rx_used);
-        let throttled = c.throttled_by.is_some_and(|s| self.local.past_hard_limit(s, &self.config));
-        let budget = self.config.receive_budget;
-        let grant = if throttled || self.local.queued >= budget {
-            0
-        } else {
-            let free = budget.saturating_sub(self.local.queued).saturating_sub(self.granted - left);
-            (free / 2).max(WINDOW_FLOOR).min(self.config.window)
-        };
-        let Some(c) = self.conns.at_mut(index) else { return };
-        if !throttled {
-            c.throttled_by = None;
-        }
-        c.stalled = grant < self.config.window;
-        let limit = c.rx_used + grant;
-        // Small steps would cost a header each: a quarter of the window is worth one, or half of what can be granted.
-        let step = (self.config.window / 4).min((grant / 2).max(1));
-        if limit > c.rx_limit && (limit - c.rx_limit >= step || left == 0) {
-            self.granted += grant - left;
-            c.rx_limit = limit;
-            c.window_due = true;
-        }
-    }
-
-    /// After something of the receive queues was consumed: connections that got less than they could use.
-    pub(super) fn after_consumption(&mut self) {
-        if self.stalled.is_empty() {
-            return;
-        }
-        self.reconsidering = true;
-        for id in std::mem::take(&mut self.stalled) {
-            self.reconsider(id);
-        }
-        self.reconsidering = false;
-        if self.stalled.is_empty() {
-            self.actions.push_back(Action::Pressure { on: false });
-        }
-    }
-
-    /// Remembers a connection that waits for room in the receive queues.
-    pub(super) fn note_stalled(&mut self, id: ConnId) {
-        if !self.stalled.contains(&id) {
-            if self.stalled.is_empty() && !self.reconsidering {
-                self.actions.push_back(Action::Pressure { on: true });
-            }
-            self.stalled.push(id);
-        }
-    }
-
-    fn reconsider(&mut self, id: ConnId) {
-        self.grant(id.index);
-        let resume = !self.must_pause(id.index);
-        let Some(c) = self.conns.get_mut(id) else { return };
-        if c.paused && resume && c.phase != Phase::Parked {
-            c.paused = false;
-            self.actions.push_back(Action::Resume { conn: id });
-        }
-        let Some(c) = self.conns.get(id) else { return };
-        let (due, waiting) = (c.window_due, c.stalled || c.paused);
-        if due {
-            self.mark_ready(id.index);
-        }
-        if waiting {
-            self.note_stalled(id);
-        }
     }
 
     /// Asks for TCP's acknowledgements of a kernel peer at once: a sender waits for room.
