@@ -35,6 +35,8 @@ pub struct Message {
     pub order: u32,
     /// Its flow.
     pub flow: usize,
+    /// What runs at both ends.
+    pub kinds: (HostKind, HostKind),
     /// Incarnations of the receiver that queued it for a socket.
     pub deliveries: Vec<u32>,
     /// Read by the receiving node when no socket had the port, or answered as a ping.
@@ -197,6 +199,7 @@ impl Ledger {
             at: now,
             order,
             flow,
+            kinds: (facts[src].kind, facts[dst].kind),
             deliveries: Vec::new(),
             dropped: false,
             outcome: None,
@@ -244,7 +247,7 @@ impl Ledger {
             let open = self.pings.entry((dst, dport)).or_default();
             *open -= 1;
             // A port that was bound again may get pongs of its predecessor; more pongs than pings are nobody's.
-            return if *open < 0 && facts[src].kind == HostKind::Own {
+            return if *open < 0 && facts[src].kind == HostKind::Own && facts[dst].incarnation == 1 {
                 Err(format!("host {dst} port {dport} got more pongs than it sent pings"))
             } else {
                 Ok(None)
@@ -282,7 +285,8 @@ impl Ledger {
         Ok(Some(id))
     }
 
-    /// A node reported how a message ended. `reached` tells whether the receiving host's TCP had all of it.
+    /// A node reported how a message ended. `reached` tells whether the receiving host's TCP had all of it, `to_the_dead`
+    /// whether it went out, or may have begun to, on a connection to an earlier life of the receiver.
     ///
     /// # Errors
     /// The promise that this breaks.
@@ -293,6 +297,7 @@ impl Ledger {
         token: u64,
         outcome: Outcome,
         reached: bool,
+        to_the_dead: bool,
     ) -> Result<usize, String> {
         let id = token as usize;
         let Some(m) = self.messages.get_mut(id).filter(|m| m.tracked && m.src == src) else {
@@ -317,7 +322,7 @@ impl Ledger {
                 Some("ended as unknown towards a kernel that shows no generation")
             }
             Outcome::Unknown => {
-                (facts[m.dst].incarnation == m.dst_inc).then_some("ended as unknown without a restart of its peer")
+                (facts[m.dst].incarnation == m.dst_inc && !to_the_dead).then_some("ended as unknown without a restart of its peer")
             }
             Outcome::Cancelled => (!m.cancelled).then_some("ended as cancelled, and nobody cancelled it"),
         };
@@ -378,7 +383,7 @@ impl Ledger {
             {
                 None
             }
-            _ if restarted && (!m.tracked || m.outcome == Some(Outcome::Unknown)) => None,
+            _ if m.outcome == Some(Outcome::Unknown) || (restarted && !m.tracked) => None,
             // Without acknowledgements between own peers TCP's are all there is, and die with the receiver.
             _ if restarted && m.outcome == Some(Outcome::Delivered(Guarantee::Transport)) => None,
             _ => Some("was lost"),
@@ -390,11 +395,13 @@ impl Ledger {
     pub fn describe(&self, id: usize) -> String {
         let m = &self.messages[id];
         format!(
-            "host {}.{} port {} -> host {}.{} port {}, {} bytes, number {} of its flow, sequence {:#x} lane {:?}, \
+            "{:?} {}.{} port {} -> {:?} {}.{} port {}, {} bytes, number {} of its flow, sequence {:#x} lane {:?}, \
              accepted at {}.{:06}, written {:?}, delivered {:?}, dropped {}, outcome {:?}, cancelled {}",
+            m.kinds.0,
             m.src,
             m.src_inc,
             m.sport,
+            m.kinds.1,
             m.dst,
             m.dst_inc,
             m.dport,

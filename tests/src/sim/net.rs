@@ -182,6 +182,7 @@ struct Half {
     read: u64,
     eof: bool,
     receive_buffer: u64,
+    advertised: u64,
     failure: Option<Failure>,
     last_arrival: Nanos,
     probing: bool,
@@ -206,6 +207,7 @@ impl Half {
             read: 0,
             eof: false,
             receive_buffer,
+            advertised: receive_buffer,
             failure: None,
             last_arrival: 0,
             probing: false,
@@ -470,8 +472,10 @@ impl Net {
         if n > 0 {
             let edge = half.read + half.receive_buffer;
             let received = half.received;
+            let opened = edge - self.half(end).advertised >= self.half(end).receive_buffer / 2;
             let peer = self.half(end.peer());
-            if !peer.unsent.is_empty() && peer.established() && self.reachable(end.link) {
+            if (opened || !peer.unsent.is_empty()) && peer.established() && self.reachable(end.link) {
+                self.half_mut(end).advertised = edge;
                 self.send(now, end.peer(), || NetEvent::Ack(end.peer(), received, edge));
             }
             return Read::Data(n);
@@ -784,8 +788,9 @@ impl Net {
             half.buffer.push_back(fresh);
             self.tell(end, Notice::Readable);
         }
-        let half = self.half(end);
+        let half = self.half_mut(end);
         let (received, edge) = (half.received, half.read + half.receive_buffer);
+        half.advertised = edge;
         self.send(now, end.peer(), || NetEvent::Ack(end.peer(), received, edge));
     }
 

@@ -514,10 +514,19 @@ pub fn reached(cx: &Ctx, id: usize) -> bool {
     m.src == m.dst || m.written.iter().any(|(end, at)| cx.net.received_offset(end.peer()) >= *at)
 }
 
+/// Whether message `id` was written to an earlier life of its receiver, or, never seen on a wire, may have been begun there.
+fn went_to_the_dead(cx: &Ctx, id: usize) -> bool {
+    let Some(m) = cx.ledger.messages.get(id) else { return false };
+    let now = cx.facts[m.dst].incarnation;
+    let past = |end: &End| cx.watch.links.get(&end.link).is_some_and(|l| l.incarnations[1 - end.side] != now);
+    if m.written.is_empty() { now > 1 } else { m.written.iter().any(|(end, _)| past(end)) }
+}
+
 /// Books the end of a message that a node reported.
 pub fn completed(cx: &mut Ctx, host: usize, token: u64, outcome: Outcome) {
     let reached = matches!(outcome, Outcome::Delivered(Guarantee::Transport)) && reached(cx, token as usize);
-    match cx.ledger.completed(&cx.facts, host, token, outcome, reached) {
+    let to_the_dead = outcome == Outcome::Unknown && went_to_the_dead(cx, token as usize);
+    match cx.ledger.completed(&cx.facts, host, token, outcome, reached, to_the_dead) {
         Err(promise) => cx.fail(promise),
         Ok(id) => {
             let m = &cx.ledger.messages[id];
