@@ -9,6 +9,7 @@ use super::ctx::HostKind;
 use super::net::{Event, MS, Nanos, SEC};
 use super::plan::Plan;
 use super::traffic::Traffic;
+use super::watch;
 use super::world::{Host, Step, World};
 
 /// A seed under way.
@@ -121,7 +122,7 @@ impl Run {
 
     pub(super) fn start_host(&mut self, host: usize, clock_back: u64) {
         if let Some(spec) = &mut self.world.specs[host]
-            && self.world.cx.rng.u8(..) < 60
+            && self.world.cx.rng.u8(..) < 60 && std::env::var_os("ONE_LANE").is_none()
         {
             // The next life may be set up otherwise.
             spec.lanes = [1, 2, 4, 8][self.world.cx.rng.usize(..4)];
@@ -240,12 +241,12 @@ impl Run {
                 Host::Kernel(h) => h.is_drained() && h.sockets.values().all(|s| s.queue.is_empty()),
                 Host::Stranger(_) => true,
             });
-        quiet && self.world.cx.ledger.settle(&self.world.cx.facts).is_ok()
+        quiet && watch::settle(&self.world.cx).is_ok()
     }
 
     /// What must be true at the end.
     fn judge(&mut self) {
-        let settled = self.world.cx.ledger.settle(&self.world.cx.facts);
+        let settled = watch::settle(&self.world.cx);
         self.world.cx.check(settled);
         let mut complaints = Vec::new();
         for (i, t) in self.traffic.iter().enumerate() {

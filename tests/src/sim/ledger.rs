@@ -352,9 +352,9 @@ impl Ledger {
     ///
     /// # Errors
     /// The first promise that was not kept.
-    pub fn settle(&self, facts: &[Fact]) -> Result<(), String> {
+    pub fn settle(&self, facts: &[Fact], to_the_dead: impl Fn(usize) -> bool) -> Result<(), String> {
         for id in 0..self.messages.len() {
-            if let Some(text) = self.owed(facts, id) {
+            if let Some(text) = self.owed(facts, id, &to_the_dead) {
                 return Err(format!("message {id} {text}: {}", self.describe(id)));
             }
         }
@@ -363,19 +363,20 @@ impl Ledger {
 
     /// Whether something is owed for message `id`, and what.
     #[must_use]
-    pub fn owed(&self, facts: &[Fact], id: usize) -> Option<&'static str> {
+    pub fn owed(&self, facts: &[Fact], id: usize, to_the_dead: impl Fn(usize) -> bool) -> Option<&'static str> {
         let m = &self.messages[id];
         if facts[m.src].incarnation != m.src_inc {
             return None;
         }
-        if m.tracked && m.outcome.is_none() && !self.socks[m.sock].closed {
+        let told = m.tracked && !self.socks[m.sock].closed;
+        if told && m.outcome.is_none() {
             return Some("never ended");
         }
         let arrived = !m.deliveries.is_empty() || m.dropped;
         if arrived || m.cancelled || m.may_be_lost {
             return None;
         }
-        let restarted = facts[m.dst].incarnation != m.dst_inc;
+        let restarted = facts[m.dst].incarnation != m.dst_inc || to_the_dead(id);
         match (facts[m.src].kind, facts[m.dst].kind) {
             // A restart may swallow what kernels on either side took for delivered.
             (_, HostKind::OldKernel | HostKind::NewKernel) | (HostKind::OldKernel | HostKind::NewKernel, _)
@@ -383,7 +384,7 @@ impl Ledger {
             {
                 None
             }
-            _ if m.outcome == Some(Outcome::Unknown) || (restarted && !m.tracked) => None,
+            _ if m.outcome == Some(Outcome::Unknown) || (restarted && !told) => None,
             // Without acknowledgements between own peers TCP's are all there is, and die with the receiver.
             _ if restarted && m.outcome == Some(Outcome::Delivered(Guarantee::Transport)) => None,
             _ => Some("was lost"),

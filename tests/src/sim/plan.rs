@@ -116,6 +116,11 @@ impl Plan {
                 quota: MESSAGES / count as u32 + rng.u32(1..100),
             });
         }
+        if hosts.iter().any(|h: &HostPlan| h.kind.is_kernel()) && std::env::var_os("ONE_LANE").is_some() {
+            for h in &mut hosts {
+                h.spec.lanes = 1;
+            }
+        }
         hosts.push(HostPlan {
             address: address(v6_from == 0, 0),
             kind: HostKind::Stranger,

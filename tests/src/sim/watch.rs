@@ -515,11 +515,20 @@ pub fn reached(cx: &Ctx, id: usize) -> bool {
 }
 
 /// Whether message `id` was written to an earlier life of its receiver, or, never seen on a wire, may have been begun there.
-fn went_to_the_dead(cx: &Ctx, id: usize) -> bool {
+#[must_use]
+pub fn went_to_the_dead(cx: &Ctx, id: usize) -> bool {
     let Some(m) = cx.ledger.messages.get(id) else { return false };
     let now = cx.facts[m.dst].incarnation;
     let past = |end: &End| cx.watch.links.get(&end.link).is_some_and(|l| l.incarnations[1 - end.side] != now);
     if m.written.is_empty() { now > 1 } else { m.written.iter().any(|(end, _)| past(end)) }
+}
+
+/// Holds the books against what is owed when everything should have ended.
+///
+/// # Errors
+/// The first promise that was not kept.
+pub fn settle(cx: &Ctx) -> Result<(), String> {
+    cx.ledger.settle(&cx.facts, |id| went_to_the_dead(cx, id))
 }
 
 /// Books the end of a message that a node reported.

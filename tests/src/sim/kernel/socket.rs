@@ -70,7 +70,8 @@ impl KernelHost {
         let socket = Socket {
             book,
             send_buffer,
-            receive_buffer,
+            // The kernel takes no smaller one (SOCK_MIN_RCVBUF, halved), and would never clear the bit of one.
+            receive_buffer: receive_buffer.max(1152),
             send_queued: 0,
             queue: VecDeque::new(),
             queued: 0,
