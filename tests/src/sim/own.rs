@@ -480,6 +480,9 @@ impl OwnHost {
                 if let Some(c) = self.conns.get_mut(&conn) {
                     cx.see(Seen::DrainOld);
                     c.draining = true;
+                    // It may have been throttled: now everything is taken.
+                    c.stopped = false;
+                    c.resumed = true;
                     self.read(cx, conn);
                 }
             }
