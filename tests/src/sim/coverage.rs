@@ -170,6 +170,8 @@ kinds! {
         KernelStashed = "new kernel keeps a second connection waiting",
         /// A kernel model dropped a flagged repeat.
         KernelDroppedOld = "kernel drops a flagged repeat",
+        /// A kernel model threw away what it had begun before the peer's generation changed.
+        KernelDroppedStale = "kernel throws away what a dead life had not acknowledged",
         /// A kernel model lost bytes that TCP had acknowledged.
         KernelLost = "old kernel loses acknowledged bytes",
         /// A kernel restarted.

@@ -47,6 +47,8 @@ pub struct Fact {
     pub generation: u32,
     /// Its sequence numbers are above this.
     pub first_sequence: u64,
+    /// Its clock was set back between two of its lives: its numbers are not above all that it used before.
+    pub clock_back: bool,
     /// Its window, in bytes.
     pub window: u64,
     /// How long it waits for a kernel's sign.

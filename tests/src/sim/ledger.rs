@@ -66,6 +66,8 @@ pub struct Flow {
     last: (u32, Option<u32>),
     /// Place of the message that went out for the first time last.
     pub last_first_write: Option<u32>,
+    /// It changed lanes towards a peer whose TCP acknowledges: what it had not read there may be overtaken, as between kernels.
+    pub loose: bool,
     /// Messages written and not ended, each lane.
     pub on_lane: [u32; 8],
     /// The lane of the message that was written last.
@@ -166,6 +168,7 @@ impl Ledger {
                 count: 0,
                 last: (0, None),
                 last_first_write: None,
+                loose: false,
                 on_lane: [0; 8],
                 last_lane: None,
             });
@@ -274,6 +277,7 @@ impl Ledger {
         }
         m.deliveries.push(inc);
         let (order, flow, loose) = (m.order, m.flow, m.may_repeat);
+        let loose = loose || self.flows[flow].loose;
         let last = &mut self.flows[flow].last;
         if last.0 != inc {
             *last = (inc, None);

@@ -136,6 +136,13 @@ impl Watch {
         self.links.get(&writer.link).is_some_and(|l| !l.directions[writer.side].consumed.decoder.at_boundary())
     }
 
+    /// The header of the message that `reader`'s owner has consumed a part of.
+    #[must_use]
+    pub fn in_between(&self, reader: End) -> Option<Header> {
+        let link = self.links.get(&reader.link)?;
+        link.directions[1 - reader.side].consumed.current.as_ref().map(|(header, _)| *header)
+    }
+
     /// Messages of the ledger in the direction that `writer` writes that lie in the peer's receive buffer, whole,
     /// and were not consumed.
     #[must_use]
@@ -425,6 +432,8 @@ fn message_written(cx: &mut Ctx, writer: End, message: &Passed) -> Result<(), St
             flow.on_lane[usize::from(lane)] += 1;
         }
         let changed = flow.last_lane.is_some_and(|l| l != lane);
+        let capabilities = cx.facts[src].capabilities.common(cx.facts[dst].capabilities);
+        flow.loose |= changed && !capabilities.contains(rds_core::wire::Capabilities::ACKS);
         flow.last_lane = Some(lane);
         let deferred = own_src
             && !changed

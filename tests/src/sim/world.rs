@@ -110,6 +110,7 @@ impl World {
             capabilities: Capabilities::default(),
             generation: 0,
             first_sequence: 0,
+            clock_back: false,
             window: 0,
             grace: 0,
             ping_enable: true,
@@ -149,6 +150,7 @@ impl World {
     /// Starts a life of a host. `clock_back` sets its wall clock back by so many milliseconds.
     pub fn start(&mut self, host: usize, clock_back: u64) {
         let life = self.cx.facts[host].incarnation + 1;
+        self.cx.facts[host].clock_back |= clock_back > 0;
         let generation = 0x0100_0000 * (host as u32 + 1) + life;
         match &mut self.hosts[host] {
             Host::Own(own) => {

@@ -539,6 +539,12 @@ impl KernelHost {
         let path = &mut p.paths[index];
         if h.sequence < path.next_rx && h.flags.contains(Flags::RETRANSMITTED) {
             cx.see(Seen::KernelDroppedOld);
+            if cx.facts[peer].clock_back
+                && let Some(id) = cx.ledger.find(peer, h.sport, self.index, h.dport, payload.len(), payload)
+            {
+                // It may never have come: a clock that went back gives numbers that an earlier life has used.
+                cx.ledger.messages[id].may_be_lost = true;
+            }
             return;
         }
         path.next_rx = h.sequence.wrapping_add(1);

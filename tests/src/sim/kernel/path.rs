@@ -6,6 +6,7 @@ use bytes::{Bytes, BytesMut};
 use rds_core::wire::{Decoder, Flags, HEADER_LEN, Header, Item};
 
 use super::Queued;
+use crate::sim::coverage::Seen;
 use crate::sim::ctx::Ctx;
 use crate::sim::net::{End, Nanos};
 use crate::sim::watch;
@@ -45,6 +46,8 @@ pub struct Path {
     current: Option<BytesMut>,
     written: u64,
     early: bool,
+    /// Numbers below this were given twice: the peer may take the second life's repeats for old ones.
+    lowered_from: u64,
     decoder: Decoder,
     partial: Option<(Header, Vec<u8>)>,
 }
@@ -63,6 +66,7 @@ impl Default for Path {
             current: None,
             written: 0,
             early: false,
+            lowered_from: 0,
             decoder: Decoder::new(),
             partial: None,
         }
@@ -108,6 +112,7 @@ impl Path {
 
     /// The peer restarted (`rds_conn_peer_gen_update`).
     pub fn new_generation(&mut self) {
+        self.lowered_from = self.lowered_from.max(self.next_tx);
         self.next_tx = 1;
         self.next_rx = 0;
         for m in &mut self.retransmit {
@@ -150,7 +155,18 @@ impl Path {
                 } else {
                     let Some(mut m) = self.send.pop_front() else { return Ok(()) };
                     if m.stale {
+                        // Begun before the peer's generation changed, perhaps for the new one: thrown away either way.
+                        if let Some(id) = m.id {
+                            cx.ledger.messages[id].may_be_lost = true;
+                        }
+                        cx.see(Seen::KernelDroppedStale);
                         continue;
+                    }
+                    if m.header.flags.contains(Flags::RETRANSMITTED)
+                        && m.header.sequence < self.lowered_from
+                        && let Some(id) = m.id
+                    {
+                        cx.ledger.messages[id].may_be_lost = true;
                     }
                     let mut bytes = BytesMut::with_capacity(HEADER_LEN + m.payload.len());
                     bytes.extend_from_slice(&m.header.encode());
