@@ -1,5 +1,6 @@
 //! Runs a seed from its plan to its end, and many seeds on all cores.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,6 +27,8 @@ pub struct Run {
     calm: bool,
     nudge_at: Nanos,
     resets: Vec<(Nanos, usize)>,
+    /// Pairs of hosts with a message after the last fault.
+    talked: BTreeSet<(usize, usize)>,
 }
 
 /// How a seed went.
@@ -85,6 +88,7 @@ impl Run {
             calm: false,
             nudge_at: 0,
             resets: Vec::new(),
+            talked: BTreeSet::new(),
         };
         for host in 0..count {
             run.bind_all(host);
@@ -146,6 +150,8 @@ impl Run {
         self.end_all_faults();
         for host in 0..self.traffic.len() {
             self.traffic[host].calm_down(&mut self.world.cx);
+            let words = self.traffic[host].last_words.iter();
+            self.talked.extend(words.map(|(_, to)| (host, to.0)).filter(|(from, to)| from != to));
         }
         self.advance(calm_at + Self::PATIENCE, |run| run.is_settled());
         // Nothing may come after the end, either.
@@ -223,7 +229,7 @@ impl Run {
         let world = &mut self.world;
         for host in 0..world.hosts.len() {
             if let Host::Kernel(h) = &mut world.hosts[host]
-                && !h.is_drained()
+                && h.needs_nudge()
             {
                 h.nudge(&mut world.cx);
                 world.kick(host);
@@ -276,7 +282,8 @@ impl Run {
                 let host = self.world.cx.host_at(peer.address);
                 let own = host.is_some_and(|p| self.world.cx.facts[p].kind == HostKind::Own);
                 let down = peer.connections.iter().take(usize::from(peer.lanes)).any(|c| c.state != "up");
-                if own && down && peer.delivery.is_some() {
+                let talked = host.is_some_and(|p| self.talked.contains(&(i, p)) || self.talked.contains(&(p, i)));
+                if own && down && talked {
                     complaints.push(format!("host {i} has lanes to {} that did not come up again", peer.address));
                 }
             }

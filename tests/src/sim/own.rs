@@ -377,7 +377,8 @@ impl OwnHost {
     /// Books what a call of `receive` did.
     fn fed(&mut self, cx: &mut Ctx, conn: ConnId, end: End, bytes: &[u8], received: Received) {
         let draining = self.conns.get(&conn).is_some_and(|c| c.draining);
-        match watch::consumed(cx, end, bytes) {
+        let superseded = draining || self.conns.get(&conn).is_some_and(|c| c.orderly.is_some());
+        match watch::consumed(cx, end, bytes, superseded) {
             Ok(passed) => {
                 let homeless = self.conns.get(&conn).and_then(|c| c.homeless);
                 self.hold_against_books(cx, end, &passed, draining, homeless);

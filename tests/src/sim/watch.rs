@@ -460,11 +460,12 @@ fn held_back(cx: &mut Ctx, src: usize, dst: usize, dport: u16, id: usize) {
     }
 }
 
-/// The owner of `reader` consumed these bytes. Returns the messages that are complete with them.
+/// The owner of `reader` consumed these bytes. Returns the messages that are complete with them. With `superseded` a newer
+/// connection has spoken already: maps of this one say nothing about the present.
 ///
 /// # Errors
 /// The stream makes no sense.
-pub fn consumed(cx: &mut Ctx, reader: End, bytes: &[u8]) -> Result<Vec<Passed>, String> {
+pub fn consumed(cx: &mut Ctx, reader: End, bytes: &[u8], superseded: bool) -> Result<Vec<Passed>, String> {
     let writer = reader.peer();
     let link = cx.watch.links.entry(reader.link).or_default();
     let direction = &mut link.directions[writer.side];
@@ -496,7 +497,7 @@ pub fn consumed(cx: &mut Ctx, reader: End, bytes: &[u8]) -> Result<Vec<Passed>, 
             }
             *most = h.sequence.max(*most);
         }
-        if let Some(map) = &message.map {
+        if let Some(map) = message.map.as_ref().filter(|_| !superseded) {
             cx.watch.maps.insert((me, peer), map.clone());
         }
     }

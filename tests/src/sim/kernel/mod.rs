@@ -506,7 +506,7 @@ impl KernelHost {
             let most = if cx.chance(20) { cx.rng.usize(1..200) } else { 1 << 20 };
             let super::net::Read::Data(_) = cx.net.read(cx.now, end, most, &mut bytes) else { return };
             cx.digest((end.link as u64) << 32 | bytes.len() as u64);
-            if let Err(text) = super::watch::consumed(cx, end, &bytes).map(|_| ()) {
+            if let Err(text) = super::watch::consumed(cx, end, &bytes, false).map(|_| ()) {
                 cx.fail(text);
                 return;
             }
@@ -609,6 +609,12 @@ impl KernelHost {
         }
     }
 
+    /// Whether someone should ping: messages wait, or a peer seems congested.
+    #[must_use]
+    pub fn needs_nudge(&self) -> bool {
+        !self.is_drained() || self.peers.values().any(|p| !p.map.is_empty())
+    }
+
     /// Whether every message was sent and acknowledged.
     #[must_use]
     pub fn is_drained(&self) -> bool {
@@ -617,9 +623,9 @@ impl KernelHost {
         })
     }
 
-    /// Someone pings every peer for which something waits (`rds-ping`).
+    /// Someone pings every peer for which something waits, or which seems congested (`rds-ping`).
     pub fn nudge(&mut self, cx: &mut Ctx) {
-        let waiting = |p: &Peer| p.paths.iter().any(|path| !(path.send.is_empty() && path.retransmit.is_empty()));
+        let waiting = |p: &Peer| !p.map.is_empty() || p.paths.iter().any(|path| !(path.send.is_empty() && path.retransmit.is_empty()));
         let peers: Vec<usize> = self.peers.iter().filter(|(_, p)| waiting(p)).map(|(i, _)| *i).collect();
         for peer in peers {
             self.send_probe(cx, peer, 0, NUDGE_PORT, PORT_ENGINE);
