@@ -19,6 +19,7 @@ pub mod kernel;
 pub mod ledger;
 pub mod net;
 pub mod own;
+pub mod pair;
 pub mod plan;
 pub mod stranger;
 pub mod traffic;

@@ -24,6 +24,8 @@ const RUNS_PER_SECOND: u32 = 20_000;
 #[derive(Debug)]
 struct Conn {
     end: End,
+    /// Its node knows that it is established.
+    stands: bool,
     peer: usize,
     rest: Vec<u8>,
     stopped: bool,
@@ -60,6 +62,8 @@ pub struct Temper {
     pub hold: u8,
     /// To read payload into the message's own buffer.
     pub target: u8,
+    /// To handle what came last first, as the order of ready connections is nobody's promise.
+    pub reverse: u8,
 }
 
 /// A host with a real node.
@@ -193,6 +197,9 @@ impl OwnHost {
 
     fn notices(&mut self, cx: &mut Ctx) -> bool {
         let mut later = VecDeque::new();
+        if cx.chance(self.temper.reverse) {
+            self.pending.make_contiguous().reverse();
+        }
         while let Some(notice) = self.pending.pop_front() {
             if cx.broken.is_some() {
                 return false;
@@ -206,8 +213,12 @@ impl OwnHost {
                 Notice::Incoming(end) => self.accept(cx, end),
                 Notice::Connected(end) => {
                     if let Some(&conn) = self.by_end.get(&end) {
+                        self.conns.get_mut(&conn).expect("both tables agree").stands = true;
                         let node = self.node.as_mut().expect("runs only while it is up");
                         node.connected(time(cx.now), conn);
+                        if cx.net.is_readable(end) {
+                            self.pending.push_back(Notice::Readable(end));
+                        }
                     }
                 }
                 Notice::Failed(end) => {
@@ -253,7 +264,11 @@ impl OwnHost {
                 cx.watch.open(end, cx.facts[self.index].incarnation, cx.now, None);
                 self.insert(conn, end, peer);
                 if cx.net.is_readable(end) {
-                    self.pending.push_back(Notice::Readable(end));
+                    if cx.chance(self.temper.reverse) {
+                        self.pending.push_front(Notice::Readable(end));
+                    } else {
+                        self.pending.push_back(Notice::Readable(end));
+                    }
                 }
             }
             Err(reason) => {
@@ -273,6 +288,7 @@ impl OwnHost {
 
     fn insert(&mut self, conn: ConnId, end: End, peer: usize) {
         let c = Conn {
+            stands: end.side == 1,
             end,
             peer,
             rest: Vec::new(),
@@ -293,7 +309,7 @@ impl OwnHost {
     fn read(&mut self, cx: &mut Ctx, conn: ConnId) -> bool {
         loop {
             let Some(c) = self.conns.get_mut(&conn) else { return false };
-            if c.stopped || cx.broken.is_some() {
+            if c.stopped || !c.stands || cx.broken.is_some() {
                 return false;
             }
             let end = c.end;
@@ -657,7 +673,6 @@ impl OwnHost {
             cx.fail(format!("host {}: begin_transmit miscounts its pieces", self.index));
             return false;
         }
-        watch::note_window(cx, c.end);
         if total == 0 {
             return false;
         }
@@ -728,6 +743,9 @@ impl OwnHost {
             .filter(|(_, local)| !local)
             .map(|(len, _)| 48 + u64::from(*len))
             .sum();
+        for c in self.conns.values() {
+            watch::note_window(cx, c.end);
+        }
         let each = (64 << 10) + 48 + u64::from(config.max_message);
         let most = config.receive_budget + each * (self.conns.len() as u64 + 1);
         if queued > most {

@@ -161,6 +161,7 @@ impl Plan {
             partial: pick(rng, &[0, 10, 100]),
             hold: pick(rng, &[0, 10, 60]),
             target: pick(rng, &[0, 50, 255]),
+            reverse: pick(rng, &[0, 0, 60, 128]),
         }
     }
 
