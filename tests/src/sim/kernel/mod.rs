@@ -65,7 +65,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    fn new() -> Self {
+    fn new(past_tx: u64) -> Self {
         Self {
             npaths: 0,
             ping_triggered: false,
@@ -73,7 +73,7 @@ impl Peer {
             source_port_lane: false,
             map_queued: false,
             map: CongestionMap::new(),
-            paths: (0..LANES).map(|_| Path::default()).collect(),
+            paths: (0..LANES).map(|_| Path::new(past_tx)).collect(),
             waiting: VecDeque::new(),
         }
     }
@@ -108,6 +108,8 @@ pub struct KernelHost {
     by_end: BTreeMap<End, (usize, usize)>,
     backlog: VecDeque<End>,
     stash: Option<End>,
+    /// Highest number that earlier lives gave.
+    past_tx: u64,
 }
 
 impl KernelHost {
@@ -130,6 +132,7 @@ impl KernelHost {
             by_end: BTreeMap::new(),
             backlog: VecDeque::new(),
             stash: None,
+            past_tx: 0,
         }
     }
 
@@ -150,6 +153,8 @@ impl KernelHost {
     /// Unloads it, or loses it; the net is told by the caller.
     pub fn stop(&mut self, cx: &mut Ctx) {
         self.up = false;
+        let given = self.peers.values().flat_map(|p| &p.paths).map(|p| p.next_tx.max(p.lowered_from)).max();
+        self.past_tx = self.past_tx.max(given.unwrap_or(0));
         self.peers.clear();
         self.sockets.clear();
         self.pending.clear();
@@ -245,7 +250,7 @@ impl KernelHost {
 
     /// `rds_conn_path_connect_if_down`, `rds_tcp_conn_path_connect`.
     fn dial(&mut self, cx: &mut Ctx, peer: usize, index: usize) {
-        let p = self.peers.entry(peer).or_insert_with(Peer::new);
+        let p = self.peers.entry(peer).or_insert_with(|| Peer::new(self.past_tx));
         let path = &mut p.paths[index];
         if path.state != State::Down || (index > 0 && p.npaths < 2) {
             return;
@@ -275,7 +280,7 @@ impl KernelHost {
     /// `rds_connect_path_complete`.
     fn path_up(&mut self, cx: &mut Ctx, peer: usize, index: usize, end: End) {
         cx.tell(|| format!("kernel {}: path {index} to host {peer} is up, connection {}", self.index, end.link));
-        let p = self.peers.entry(peer).or_insert_with(Peer::new);
+        let p = self.peers.entry(peer).or_insert_with(|| Peer::new(self.past_tx));
         p.map_queued = true;
         p.paths[index].up(end);
         self.by_end.insert(end, (peer, index));
@@ -315,14 +320,14 @@ impl KernelHost {
             if self.is_smaller_than(cx, peer) {
                 cx.net.accept(end);
                 cx.see(Seen::Knock);
-                let npaths = self.peers.entry(peer).or_insert_with(Peer::new).npaths;
+                let npaths = self.peers.entry(peer).or_insert_with(|| Peer::new(self.past_tx)).npaths;
                 self.give_up(cx, end);
                 if npaths <= 1 {
                     self.dial(cx, peer, 0);
                 }
                 continue;
             }
-            let p = self.peers.entry(peer).or_insert_with(Peer::new);
+            let p = self.peers.entry(peer).or_insert_with(|| Peer::new(self.past_tx));
             let count = usize::from(p.npaths.max(1));
             let free = if self.new && p.source_port_lane {
                 let index = usize::from(cx.net.source_port(end.link)) % count;
@@ -426,7 +431,7 @@ impl KernelHost {
 
     /// `rds_send_ping`.
     fn send_ping(&mut self, cx: &mut Ctx, peer: usize) {
-        let p = self.peers.entry(peer).or_insert_with(Peer::new);
+        let p = self.peers.entry(peer).or_insert_with(|| Peer::new(self.past_tx));
         if p.ping_triggered {
             return;
         }
@@ -438,7 +443,7 @@ impl KernelHost {
     fn send_probe(&mut self, cx: &mut Ctx, peer: usize, index: usize, sport: u16, dport: u16) {
         let handshake = sport == PORT_PROBE || dport == PORT_PROBE;
         let extensions = if handshake { self.extensions() } else { [0; 16] };
-        let p = self.peers.entry(peer).or_insert_with(Peer::new);
+        let p = self.peers.entry(peer).or_insert_with(|| Peer::new(self.past_tx));
         if p.map.contains(dport) {
             return;
         }
@@ -605,6 +610,9 @@ impl KernelHost {
                 let path = &mut p.paths[index];
                 let result = path.transmit(cx, &mut p.map_queued, &map, held);
                 cx.check(result);
+                for m in std::mem::take(&mut path.thrown_away) {
+                    Self::release(&mut self.sockets, &m);
+                }
             }
         }
     }

@@ -46,14 +46,18 @@ pub struct Path {
     current: Option<BytesMut>,
     written: u64,
     early: bool,
-    /// Numbers below this were given twice: the peer may take the second life's repeats for old ones.
-    lowered_from: u64,
+    /// Numbers below this were given before, by an earlier life or count: the peer may take repeats for old ones.
+    pub lowered_from: u64,
+    /// Messages that were thrown away and whose socket has not been told.
+    pub thrown_away: Vec<Queued>,
     decoder: Decoder,
     partial: Option<(Header, Vec<u8>)>,
 }
 
-impl Default for Path {
-    fn default() -> Self {
+impl Path {
+    /// A path without a connection; numbers below `past` were given by earlier lives.
+    #[must_use]
+    pub fn new(past: u64) -> Self {
         Self {
             state: State::Down,
             end: None,
@@ -66,14 +70,13 @@ impl Default for Path {
             current: None,
             written: 0,
             early: false,
-            lowered_from: 0,
+            lowered_from: past,
+            thrown_away: Vec::new(),
             decoder: Decoder::new(),
             partial: None,
         }
     }
-}
 
-impl Path {
     /// When something is due here.
     #[must_use]
     pub fn next_run(&self) -> Option<Nanos> {
@@ -160,6 +163,7 @@ impl Path {
                             cx.ledger.messages[id].may_be_lost = true;
                         }
                         cx.see(Seen::KernelDroppedStale);
+                        self.thrown_away.push(m);
                         continue;
                     }
                     if m.header.flags.contains(Flags::RETRANSMITTED)

@@ -107,7 +107,7 @@ impl KernelHost {
         }
         let book = s.book;
         let full = s.send_queued >= s.send_buffer;
-        let p = self.peers.entry(dst).or_insert_with(Peer::new);
+        let p = self.peers.entry(dst).or_insert_with(|| Peer::new(self.past_tx));
         if p.map.contains(dport) {
             return Err(Refusal::Congested);
         }
@@ -136,7 +136,7 @@ impl KernelHost {
         id: Option<usize>,
         blocking: bool,
     ) {
-        let p = self.peers.entry(dst).or_insert_with(Peer::new);
+        let p = self.peers.entry(dst).or_insert_with(|| Peer::new(self.past_tx));
         let mut index = 0;
         if self.new {
             if p.paths[0].state != State::Up {
