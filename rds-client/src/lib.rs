@@ -1,317 +1,282 @@
 //! Reliable Datagram Sockets for Linux programs, without the kernel module.
 //!
 //! A [`Node`] is one RDS engine with one address; a [`Socket`] is bound to a port of it. From one socket a program sends whole
-//! messages, reliably and in order, to any port on any node.
+//! messages, reliably and in order, to any port on any node. Nodes speak to each other, and to the Linux kernel's
+//! `rds_tcp`, over TCP port 16385.
+//!
+//! ```
+//! use rds_client::{Node, Received};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Two nodes of one host; anywhere else each would be a host of its own. Without the ports, both are 16385.
+//! let a = Node::builder("127.71.1.1".parse()?).listen_port(26385).dial_port(26385).open()?;
+//! let b = Node::builder("127.71.1.2".parse()?).listen_port(26385).dial_port(26385).open()?;
+//!
+//! let alice = a.bind(4000)?;
+//! let bob = b.bind(4000)?;
+//! alice.send_to(b"hello", bob.local_addr())?;
+//!
+//! let mut buffer = [0; 100];
+//! let Received::Message { len, from, .. } = bob.recv_from(&mut buffer)? else { panic!("only a message can come") };
+//! assert_eq!((&buffer[..len], from), (&b"hello"[..], alice.local_addr()));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is promised
+//!
+//! * A message that a send accepted reaches the socket bound to its destination, once, whole, and in the order of the sends from one
+//!   socket to one destination, however often connections break, as long as that socket and both nodes live.
+//! * No socket there: the message is dropped, and that counts as delivered. Never an error for the sender.
+//! * Peer not reachable: the message is kept, within the send buffer, until it is.
+//! * A send succeeds when the message is queued. [`Socket::flush`] and [`Socket::send_tracked`] tell when it has arrived.
+//!
+//! # Blocking
+//!
+//! Calls that may block say so; their `try_` forms never do. [`Socket::readable_fd`] and [`Socket::writable_fd`] are for programs with a
+//! poll loop of their own. A thread that waits does the node's network work meanwhile, so there is no other thread between
+//! it and its message.
 
-use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 pub use bytes::{Bytes, BytesMut};
+use rds_core::engine::{self, Engine, Options};
+pub use rds_core::engine::{
+    Blocked, Event, Message, OpenError, RDS_TCP_PORT, Readiness, Received, RecvError, SendError,
+    ShutdownReport, TrySendError,
+};
 pub use rds_core::info::{Counter, Counters, Snapshot};
+/// Why the node refused a message; inside [`SendError::Refused`].
+pub use rds_core::proto::SendError as Refusal;
 pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee, Outcome, Token};
-
-/// Why a node could not be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// A setting cannot work.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The address is not one of this host.
-    #[error("{0} is not an address of this host: add it to an interface, or give another")]
-    NotLocal(IpAddr),
-    /// Another process (or the rds_tcp module) has the listening port.
-    #[error(
-        "TCP port {0} is in use: another RDS node or the rds_tcp kernel module has it; choose another listen port or stop it"
-    )]
-    PortInUse(SocketAddr),
-    /// Anything else.
-    #[error("cannot open the node at {address}: {source}")]
-    Io {
-        /// Where.
-        address: SocketAddr,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
 
 /// How to open a [`Node`].
 #[derive(Clone, Debug)]
-pub struct NodeBuilder {}
+pub struct NodeBuilder {
+    options: Options,
+}
 
-#[allow(unused_variables, clippy::todo)]
 impl NodeBuilder {
     /// TCP port to listen on. Default 16385, the port of Linux rds_tcp; 0 for any free one.
     #[must_use]
-    pub fn listen_port(self, port: u16) -> Self {
-        todo!()
+    pub fn listen_port(mut self, port: u16) -> Self {
+        self.options.listen_port = port;
+        self
     }
+
     /// TCP port to which the node connects. Default 16385.
     #[must_use]
-    pub fn dial_port(self, port: u16) -> Self {
-        todo!()
+    pub fn dial_port(mut self, port: u16) -> Self {
+        self.options.dial_port = port;
+        self
     }
-    /// Lanes offered to each peer, 1 to 8. Default 1.
+
+    /// Lanes (TCP connections) offered to each peer: 1, 2, 4 or 8. Default 1.
     #[must_use]
-    pub fn lanes(self, lanes: u8) -> Self {
-        todo!()
+    pub fn lanes(mut self, lanes: u8) -> Self {
+        self.options.config.lanes = lanes;
+        self
     }
+
     /// Bytes of received messages that no program has taken. Default 256 MiB.
     #[must_use]
-    pub fn receive_budget(self, bytes: u64) -> Self {
-        todo!()
+    pub fn receive_budget(mut self, bytes: u64) -> Self {
+        self.options.config.receive_budget = bytes;
+        self
     }
+
+    /// How long a thread that waits looks for input before it sleeps. Default 0. Some 50 µs spare a round trip its wake-ups,
+    /// which take most of its time, and cost a processor while nothing comes.
+    #[must_use]
+    pub fn busy_poll(mut self, time: Duration) -> Self {
+        self.options.busy_poll = time;
+        self
+    }
+
+    /// TCP congestion control of the node's connections (`TCP_CONGESTION`), such as `cubic`. Default: the system's.
+    #[must_use]
+    pub fn congestion_control(mut self, name: &str) -> Self {
+        self.options.congestion_control = Some(name.to_owned());
+        self
+    }
+
+    /// Changes any other setting of the protocol.
+    #[must_use]
+    pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
+        change(&mut self.options.config);
+        self
+    }
+
     /// Opens the node: listens, starts its background thread.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(self) -> Result<Node, OpenError> {
-        todo!()
+        Engine::open(self.options).map(Node)
     }
 }
 
-/// One RDS node in this process. Cheap to clone; the last clone that goes drains it ([`Node::shutdown`] with 1 s).
-#[derive(Clone)]
-pub struct Node {}
+/// One RDS node in this process. Cheap to clone; when the last clone and the last socket are gone, it is drained
+/// ([`Node::shutdown`] with 1 s).
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let node = rds_client::Node::builder("127.71.2.1".parse()?).listen_port(0).open()?;
+/// let socket = node.bind(0)?;
+/// assert_eq!(node.snapshot().sockets[0].bound, socket.local_addr());
+/// assert_eq!(node.shutdown(std::time::Duration::from_secs(1)).undelivered, 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Node(Engine);
 
-/// What [`Node::shutdown`] found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ShutdownReport {
-    /// Messages that were still queued or unacknowledged at the deadline.
-    pub undelivered: u64,
-}
-
-#[allow(unused_variables, clippy::todo)]
 impl Node {
     /// Settings for a node at `address`.
     #[must_use]
     pub fn builder(address: IpAddr) -> NodeBuilder {
-        todo!()
+        NodeBuilder { options: Options::new(address) }
     }
+
     /// Opens a node at `address` with the defaults.
     ///
     /// # Errors
     /// [`OpenError`].
     pub fn open(address: IpAddr) -> Result<Self, OpenError> {
-        todo!()
+        Self::builder(address).open()
     }
+
     /// The node's address.
     #[must_use]
     pub fn address(&self) -> IpAddr {
-        todo!()
+        self.0.address()
     }
+
     /// The TCP address on which it listens.
     #[must_use]
     pub fn listen_addr(&self) -> SocketAddr {
-        todo!()
+        self.0.listen_addr()
     }
+
     /// Binds a socket to `port` of the node's address; 0 for any free one.
     ///
     /// # Errors
     /// [`BindError`].
     pub fn bind(&self, port: u16) -> Result<Socket, BindError> {
-        todo!()
+        self.0.bind(port).map(Socket)
     }
+
     /// The node at this moment, without the queues' messages.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        todo!()
+        self.0.snapshot(false)
     }
+
     /// The node at this moment, every queued message included.
     #[must_use]
     pub fn snapshot_with_queues(&self) -> Snapshot {
-        todo!()
+        self.0.snapshot(true)
     }
-    /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`.
+
+    /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`, and up
+    /// to one second more for the connections' ends. Afterwards receives return what is queued, then
+    /// [`RecvError::Shutdown`].
     pub fn shutdown(&self, deadline: Duration) -> ShutdownReport {
-        todo!()
+        self.0.shutdown(deadline)
     }
 }
 
 /// A socket, bound to a port of a node. All calls take `&self` and may come from many threads.
 ///
 /// Dropping it unbinds the port; what it has queued is still delivered. [`Socket::close`] cancels that, as the kernel does.
-pub struct Socket {}
+///
+/// ```
+/// use rds_client::{Event, Node, Outcome, TrySendError};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let a = Node::builder("127.71.3.1".parse()?).listen_port(26385).dial_port(26385).open()?;
+/// # let b = Node::builder("127.71.3.2".parse()?).listen_port(26385).dial_port(26385).open()?;
+/// let (alice, bob) = (a.bind(0)?, b.bind(0)?);
+/// alice.connect(bob.local_addr())?;
+/// alice.send(b"to the connected destination")?;
+/// // Owned payloads are not copied, and a token tells how a message ended.
+/// let token = alice.send_tracked("large, perhaps".into(), bob.local_addr()).map_err(|(error, _)| error)?;
+///
+/// let Event::Message(first) = bob.recv()? else { panic!("nothing else can come") };
+/// assert_eq!(&first.payload[..], b"to the connected destination");
+///
+/// let Event::SendDone { token: done, outcome } = alice.recv()? else { panic!("nothing else can come") };
+/// assert!(done == token && matches!(outcome, Outcome::Delivered(_)));
+///
+/// // A send that would block says why.
+/// bob.set_recv_buffer(1);
+/// match alice.try_send_to(b"x", bob.local_addr()) {
+///     Ok(()) => {}
+///     Err(TrySendError::Congested) => assert!(alice.wait_uncongested(bob.local_addr(), None)),
+///     Err(other) => return Err(other.into()),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Socket(engine::Socket);
 
-/// What a receive call returned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Received {
-    /// A message.
-    Message {
-        /// Bytes copied into the buffer.
-        len: usize,
-        /// Bytes that the message has; more than `len` when it was cut.
-        full_len: usize,
-        /// Who sent it.
-        from: SocketAddr,
-    },
-    /// Congestion cleared (only with [`Socket::set_congestion_monitor`]): bit `port % 64` of each destination that is free again.
-    CongestionCleared(u64),
-    /// A message sent with a token has ended.
-    SendDone {
-        /// The token that `send_tracked` returned.
-        token: Token,
-        /// How it ended.
-        outcome: Outcome,
-    },
-}
-
-/// A received message that owns its bytes.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Message {
-    /// Who sent it.
-    pub from: SocketAddr,
-    /// Its payload.
-    pub payload: BytesMut,
-}
-
-impl fmt::Debug for Message {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Message").field("from", &self.from).field("len", &self.payload.len()).finish()
-    }
-}
-
-/// What an owned receive returned.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event {
-    /// A message.
-    Message(Message),
-    /// As [`Received::CongestionCleared`].
-    CongestionCleared(u64),
-    /// As [`Received::SendDone`].
-    SendDone {
-        /// The token that `send_tracked` returned.
-        token: Token,
-        /// How it ended.
-        outcome: Outcome,
-    },
-}
-
-/// Why a blocking send failed. The message was not queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SendError {
-    /// Never possible: wrong destination, too large, closed, shutting down.
-    #[error(transparent)]
-    Refused(#[from] rds_core::proto::SendError),
-    /// No destination was given and none is connected (kernel: ENOTCONN).
-    #[error("no destination: connect the socket, or use send_to")]
-    NotConnected,
-    /// The send timeout passed (kernel: ETIMEDOUT).
-    #[error("the send timeout passed while the {0}")]
-    TimedOut(Blocked),
-}
-
-/// What a send waited for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blocked {
-    /// The destination port is congested.
-    Congested,
-    /// The send buffer is full.
-    Full,
-}
-
-impl fmt::Display for Blocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Congested => "destination port was congested",
-            Self::Full => "send buffer was full",
-        })
-    }
-}
-
-/// Why a non-blocking send did not queue the message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TrySendError {
-    /// The destination port is congested (kernel: ENOBUFS).
-    #[error("the destination port is congested: wait until it is not (Socket::wait_uncongested)")]
-    Congested,
-    /// The send buffer is full (kernel: EAGAIN).
-    #[error("the send buffer is full: wait until the socket is writable")]
-    Full,
-    /// Never possible.
-    #[error(transparent)]
-    Refused(SendError),
-}
-
-/// Why a receive returned nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RecvError {
-    /// Nothing is queued (kernel: EAGAIN); only from the non-blocking calls.
-    #[error("nothing is queued")]
-    Empty,
-    /// The receive timeout passed (kernel: ETIMEDOUT).
-    #[error("the receive timeout passed")]
-    TimedOut,
-    /// The node was shut down.
-    #[error("the node is shut down")]
-    Shutdown,
-}
-
-/// What [`Socket::wait`] waits for, and found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Readiness {
-    /// A receive would return something.
-    pub readable: bool,
-    /// The send buffer has room. The destination may be congested all the same.
-    pub writable: bool,
-}
-
-#[allow(unused_variables, clippy::todo)]
 impl Socket {
     /// Where it is bound.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
-        todo!()
+        self.0.local_addr()
     }
+
     /// Sets the default destination of [`Socket::send`]; sends nothing and filters nothing.
     ///
     /// # Errors
     /// `Refused`: not a unicast address of the node's family.
     pub fn connect(&self, destination: SocketAddr) -> Result<(), SendError> {
-        todo!()
+        self.0.connect(destination)
     }
+
     /// The default destination.
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        todo!()
+        self.0.peer_addr()
     }
+
     /// Sends to the connected destination; blocks as [`Socket::send_to`].
     ///
     /// # Errors
     /// [`SendError`].
     pub fn send(&self, payload: &[u8]) -> Result<(), SendError> {
-        todo!()
+        self.0.send(payload)
     }
-    /// Queues a whole message, blocking while the port is congested or the buffer full, up to the send timeout.
+
+    /// Queues a whole message of up to 1 MiB, blocking while the port is congested or the buffer full, up to the send timeout.
     ///
     /// # Errors
     /// [`SendError`].
     pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> Result<(), SendError> {
-        todo!()
+        self.0.send_to(payload, destination)
     }
+
     /// As [`Socket::send_to`], the payload gathered from pieces.
     ///
     /// # Errors
     /// [`SendError`].
     pub fn send_vectored_to(&self, pieces: &[IoSlice<'_>], destination: SocketAddr) -> Result<(), SendError> {
-        todo!()
+        self.0.send_vectored_to(pieces, destination)
     }
+
     /// Queues a message without blocking.
     ///
     /// # Errors
     /// [`TrySendError`].
     pub fn try_send_to(&self, payload: &[u8], destination: SocketAddr) -> Result<(), TrySendError> {
-        todo!()
+        self.0.try_send_to(payload, destination)
     }
+
     /// As [`Socket::try_send_to`], the payload gathered from pieces.
     ///
     /// # Errors
@@ -321,15 +286,17 @@ impl Socket {
         pieces: &[IoSlice<'_>],
         destination: SocketAddr,
     ) -> Result<(), TrySendError> {
-        todo!()
+        self.0.try_send_vectored_to(pieces, destination)
     }
+
     /// Queues a message without copying it; blocks as [`Socket::send_to`].
     ///
     /// # Errors
     /// The error, and the payload back.
     pub fn send_owned(&self, payload: Bytes, destination: SocketAddr) -> Result<(), (SendError, Bytes)> {
-        todo!()
+        self.0.send_owned(payload, destination)
     }
+
     /// As [`Socket::send_owned`], without blocking.
     ///
     /// # Errors
@@ -339,15 +306,17 @@ impl Socket {
         payload: Bytes,
         destination: SocketAddr,
     ) -> Result<(), (TrySendError, Bytes)> {
-        todo!()
+        self.0.try_send_owned(payload, destination)
     }
+
     /// As [`Socket::send_owned`]; [`Received::SendDone`] with the returned token will tell how the message ended.
     ///
     /// # Errors
     /// The error, and the payload back.
     pub fn send_tracked(&self, payload: Bytes, destination: SocketAddr) -> Result<Token, (SendError, Bytes)> {
-        todo!()
+        self.0.send_tracked(payload, destination)
     }
+
     /// As [`Socket::send_tracked`], without blocking.
     ///
     /// # Errors
@@ -357,108 +326,131 @@ impl Socket {
         payload: Bytes,
         destination: SocketAddr,
     ) -> Result<Token, (TrySendError, Bytes)> {
-        todo!()
+        self.0.try_send_tracked(payload, destination)
     }
-    /// Receives into `buffer`, blocking up to the receive timeout. Order: ended sends, cleared congestion, messages.
+
+    /// Receives into `buffer`, blocking up to the receive timeout. Order: ended sends, cleared congestion, messages. A message
+    /// that is longer than the buffer is cut and the rest of it is gone; `full_len` tells.
     ///
     /// # Errors
     /// [`RecvError`].
     pub fn recv_from(&self, buffer: &mut [u8]) -> Result<Received, RecvError> {
-        todo!()
+        self.0.recv_from(buffer)
     }
+
     /// As [`Socket::recv_from`], without blocking.
     ///
     /// # Errors
     /// [`RecvError`].
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> Result<Received, RecvError> {
-        todo!()
+        self.0.try_recv_from(buffer)
     }
+
     /// Receives without copying large messages; blocks up to the receive timeout.
     ///
     /// # Errors
     /// [`RecvError`].
     pub fn recv(&self) -> Result<Event, RecvError> {
-        todo!()
+        self.0.recv()
     }
+
     /// As [`Socket::recv`], without blocking.
     ///
     /// # Errors
     /// [`RecvError`].
     pub fn try_recv(&self) -> Result<Event, RecvError> {
-        todo!()
+        self.0.try_recv()
     }
+
     /// Copies the oldest message and leaves it queued (kernel: MSG_PEEK). Does not block.
     ///
     /// # Errors
     /// [`RecvError`].
     pub fn peek_from(&self, buffer: &mut [u8]) -> Result<Received, RecvError> {
-        todo!()
+        self.0.peek_from(buffer)
     }
+
     /// Length of the oldest message in bytes, if any is queued.
     #[must_use]
     pub fn next_len(&self) -> Option<usize> {
-        todo!()
+        self.0.next_len()
     }
-    /// Limits how long sends block; `None` (default) for ever.
+
+    /// Limits how long sends block, also while the port is congested; `None` (default) for ever.
     pub fn set_send_timeout(&self, timeout: Option<Duration>) {
-        todo!()
+        self.0.set_send_timeout(timeout);
     }
+
     /// Limits how long receives block; `None` (default) for ever.
     pub fn set_recv_timeout(&self, timeout: Option<Duration>) {
-        todo!()
+        self.0.set_recv_timeout(timeout);
     }
-    /// Send buffer in payload bytes, not doubled. Default 1 MiB.
+
+    /// Send buffer in payload bytes, not doubled: what may be queued or unacknowledged. Default 1 MiB. The last message
+    /// taken may go beyond, as in the kernel.
     pub fn set_send_buffer(&self, bytes: u64) {
-        todo!()
+        self.0.set_send_buffer(bytes);
     }
-    /// Receive buffer in payload bytes, not doubled. Default 1 MiB.
+
+    /// Receive buffer in payload bytes, not doubled: above it the port is congested, below half of it no more. Default 1 MiB.
     pub fn set_recv_buffer(&self, bytes: u64) {
-        todo!()
+        self.0.set_recv_buffer(bytes);
     }
-    /// Whether destinations that were refused as congested are reported when free ([`Received::CongestionCleared`]).
+
+    /// Whether destinations that were refused as congested are reported when free ([`Received::CongestionCleared`]). Only
+    /// refusals of non-blocking sends count, as in the kernel.
     pub fn set_congestion_monitor(&self, on: bool) {
-        todo!()
+        self.0.set_congestion_monitor(on);
     }
+
     /// Accepted and without effect on TCP, as in the kernel.
     pub fn set_tos(&self, tos: u8) {
-        todo!()
+        self.0.set_tos(tos);
     }
+
     /// Forgets this socket's messages to `destination`; what TCP has may still arrive. Returns how many.
     pub fn cancel_sent_to(&self, destination: SocketAddr) -> usize {
-        todo!()
+        self.0.cancel_sent_to(destination)
     }
+
     /// As [`Socket::cancel_sent_to`], for every destination.
     pub fn cancel_all(&self) -> usize {
-        todo!()
+        self.0.cancel_all()
     }
+
     /// Blocks until nothing of this socket is queued or unacknowledged, or `deadline` has passed; whether it is so.
     pub fn flush(&self, deadline: Duration) -> bool {
-        todo!()
+        self.0.flush(deadline)
     }
+
     /// Blocks until one of the `interest` is there or the timeout has passed.
     pub fn wait(&self, interest: Readiness, timeout: Option<Duration>) -> Readiness {
-        todo!()
+        self.0.wait(interest, timeout)
     }
+
     /// Blocks until `destination` is not congested or the timeout has passed; whether it is so.
     pub fn wait_uncongested(&self, destination: SocketAddr, timeout: Option<Duration>) -> bool {
-        todo!()
+        self.0.wait_uncongested(destination, timeout)
     }
+
     /// A descriptor that polls readable while a receive would return something. Level triggered; never read it.
     ///
     /// # Errors
     /// No descriptor can be made.
     pub fn readable_fd(&self) -> io::Result<BorrowedFd<'_>> {
-        todo!()
+        self.0.readable_fd()
     }
+
     /// A descriptor that polls readable (POLLIN) while the send buffer has room. Level triggered; never read it.
     ///
     /// # Errors
     /// No descriptor can be made.
     pub fn writable_fd(&self) -> io::Result<BorrowedFd<'_>> {
-        todo!()
+        self.0.writable_fd()
     }
+
     /// Unbinds the port and cancels what is queued, as the kernel's close does.
     pub fn close(self) {
-        todo!()
+        self.0.close();
     }
 }

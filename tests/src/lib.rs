@@ -3,4 +3,13 @@
 #[cfg(doctest)]
 mod book;
 pub mod captures;
+pub mod ledger;
+pub mod proxy;
 pub mod sim;
+
+/// Address `host` in net `net` of this process: a loopback address that no other test process is likely to use at the same time.
+#[must_use]
+pub fn address(net: u8, host: u8) -> std::net::Ipv4Addr {
+    let process = u8::try_from(std::process::id() % 128).unwrap_or(0);
+    std::net::Ipv4Addr::new(127, 100 + process, net, host)
+}

@@ -1,1 +1,47 @@
 //! Drives the protocol over real sockets.
+//!
+//! [`Engine`] is one node: the protocol's [`Node`](crate::proto::Node) under a lock that is held briefly, TCP connections,
+//! and one poll loop. There is no thread hop on the fast path: a send writes on the caller's thread when the
+//! connection is idle, and a thread that waits for a message runs the poll loop itself (`right`). A background thread polls only
+//! while no caller does. Messages that are queued while something is on its way go out together, never on a timer.
+//!
+//! | module | purpose |
+//! | --- | --- |
+//! | `handle` | opening, binding, snapshots, shutdown |
+//! | `socket`, `recv` | what programs call |
+//! | `shared` | the transmit path, and blocking |
+//! | `core` | the node and its tables, under the core's lock |
+//! | `pool` | buffers of large payloads |
+//! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
+//! | `right`, `parker` | who polls, who sleeps, and how they are woken |
+//! | `reactor`, `conn` | the poll loop and the reading end of connections |
+//! | `link` | the writing end |
+//! | `tcp`, `log`, `options` | TCP settings, log lines, settings |
+//!
+//! Locks, in the order in which they may be taken: poll right's state; reactor; core; a mailbox's front; its back. System calls that
+//! move data are made with none of them but the reactor's.
+
+mod conn;
+mod core;
+mod error;
+mod event;
+mod handle;
+mod link;
+mod log;
+mod mailbox;
+mod options;
+mod parker;
+mod pool;
+mod queue;
+mod reactor;
+mod recv;
+mod right;
+mod shared;
+mod socket;
+mod tcp;
+
+pub use error::{Blocked, RecvError, SendError, TrySendError};
+pub use event::{Event, Message, Readiness, Received, ShutdownReport};
+pub use handle::Engine;
+pub use options::{OpenError, Options, RDS_TCP_PORT};
+pub use socket::Socket;

@@ -261,6 +261,11 @@ impl Body<'_> {
 
 /// Where a node puts messages for sockets. The driver owns the queues; the node only counts.
 pub trait Inbox {
+    /// An empty buffer with room for `len` bytes, for a message that is put together.
+    fn buffer(&mut self, len: usize) -> BytesMut {
+        BytesMut::with_capacity(len)
+    }
+
     /// Queues a message for `socket`. It counts as accepted when this returns.
     fn deliver(&mut self, socket: SocketId, from: SocketAddr, body: Body<'_>);
 

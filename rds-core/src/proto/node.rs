@@ -199,6 +199,12 @@ impl Node {
         }
     }
 
+    /// Whether [`Node::poll_action`] would return something, or do something.
+    #[must_use]
+    pub fn has_actions(&self) -> bool {
+        !self.wanting.is_empty() || !self.actions.is_empty()
+    }
+
     /// The next thing to do.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         self.satisfy_wants(now);

@@ -40,7 +40,7 @@ impl Node {
                 Ok(Item::Message { header, payload }) => {
                     self.message(now, conn, header, Body::Borrowed(payload), inbox)
                 }
-                Ok(Item::Begin { header }) => self.begin(conn, header),
+                Ok(Item::Begin { header }) => self.begin(conn, header, inbox),
                 Ok(Item::Chunk { data, last }) => {
                     if let Some(buffer) = c.partial.as_mut().and_then(|p| p.buffer.as_mut()) {
                         buffer.extend_from_slice(data);
@@ -127,7 +127,7 @@ impl Node {
     }
 
     /// A header whose payload comes in pieces: decides whether anybody wants it.
-    fn begin(&mut self, conn: ConnId, header: Header) {
+    fn begin(&mut self, conn: ConnId, header: Header, inbox: &mut impl Inbox) {
         let wanted = if header.is_congestion_map() {
             header.len as usize == MAP_LEN
         } else {
@@ -136,7 +136,7 @@ impl Node {
                 && !self.conns.get(conn).is_some_and(|c| self.is_duplicate(c, &header))
         };
         if let Some(c) = self.conns.get_mut(conn) {
-            let buffer = wanted.then(|| BytesMut::with_capacity(header.len as usize));
+            let buffer = wanted.then(|| inbox.buffer(header.len as usize));
             c.partial = Some(Partial { header, buffer });
         }
     }

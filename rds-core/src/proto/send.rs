@@ -289,6 +289,19 @@ impl Node {
         congested
     }
 
+    /// Whether a send of `socket` to `destination` might be taken, as far as it is cheap to know; promises nothing and watches
+    /// nothing. For drivers that would copy a large payload first.
+    #[must_use]
+    pub fn may_send(&self, socket: SocketId, destination: SocketAddr) -> bool {
+        let (address, port) = (destination.ip(), destination.port());
+        let congested = if address == self.config.address {
+            self.local.map.contains(port)
+        } else {
+            self.by_address.get(&address).is_some_and(|&p| self.peers[p as usize].map.contains(port))
+        };
+        !congested && !self.shutting_down && self.local.get(socket).is_some_and(|s| !s.zombie && s.has_room())
+    }
+
     /// Whether the socket's send buffer has room (kernel: POLLOUT). When not, [`Action::Writable`] will follow, once.
     pub fn watch_writable(&mut self, socket: SocketId) -> bool {
         let Some(s) = self.local.live(socket) else { return true };

@@ -30,17 +30,47 @@ impl Node {
         }
     }
 
-    /// A connection that has something to write, can be written, and whose transmit right nobody holds.
+    /// A connection that has something to write, can be written, and whose transmit right nobody holds. It stays ready until
+    /// [`Node::begin_transmit`].
     pub fn poll_transmit(&mut self) -> Option<ConnId> {
         self.spread_map();
-        while let Some(id) = self.ready.pop_front() {
-            let Some(c) = self.conns.get_mut(id) else { continue };
-            c.listed = false;
-            if !c.in_transmit && !c.blocked && c.may_transmit() && self.has_output(id.index) {
+        while let Some(&id) = self.ready.front() {
+            if self.can_transmit(id) {
                 return Some(id);
+            }
+            self.ready.pop_front();
+            if let Some(c) = self.conns.get_mut(id) {
+                c.listed = false;
             }
         }
         None
+    }
+
+    /// The connection that became ready last, if nothing is outstanding on it: whoever just queued a message writes at once.
+    pub fn poll_idle_transmit(&mut self) -> Option<ConnId> {
+        self.spread_map();
+        self.ready.back().copied().filter(|&id| self.outstanding(id) == 0 && self.can_transmit(id))
+    }
+
+    fn can_transmit(&self, id: ConnId) -> bool {
+        self.conns.get(id).is_some_and(|c| !c.in_transmit && !c.blocked && c.may_transmit())
+            && self.has_output(id.index)
+    }
+
+    /// Takes a connection out of the list of ready ones, at whose ends it is found; elsewhere it stays until it gets there.
+    fn take_ready(&mut self, id: ConnId) {
+        let taken = if self.ready.front() == Some(&id) {
+            self.ready.pop_front()
+        } else if self.ready.back() == Some(&id) {
+            self.ready.pop_back()
+        } else {
+            None
+        };
+        if taken.is_some()
+            && let Some(c) = self.conns.get_mut(id)
+        {
+            c.listed = false;
+        }
     }
 
     /// Gives a changed map to every connection that has one already.
@@ -92,6 +122,7 @@ impl Node {
     /// stream. Returns their number; 0 means nothing to do and no right taken. The slices stay valid without the node.
     pub fn begin_transmit(&mut self, conn: ConnId, max: usize, out: &mut Vec<Bytes>) -> usize {
         self.spread_map();
+        self.take_ready(conn);
         match self.conns.get(conn) {
             Some(c) if !c.in_transmit && !c.blocked && c.may_transmit() => {}
             _ => return 0,

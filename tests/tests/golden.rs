@@ -8,7 +8,7 @@ use rds_core::wire::{
 };
 use rds_tests::captures::{self, Direction, Kind, Stream};
 
-#[path = "../rds-core/tests/pieces/mod.rs"]
+#[path = "../../rds-core/tests/pieces/mod.rs"]
 mod pieces;
 
 use pieces::Cut;

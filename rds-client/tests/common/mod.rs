@@ -1,0 +1,77 @@
+//! Nodes for tests: each pair at addresses of its own, so that tests run side by side.
+#![allow(dead_code, reason = "not every test uses everything")]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::time::Duration;
+
+use rds_client::{Node, NodeBuilder, Received, Socket};
+
+/// TCP port of every node in these tests.
+pub(crate) const PORT: u16 = 26385;
+/// Far longer than anything takes; a test that gets there has failed.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// A /24 of 127/8 that no other test of this process, and hardly one of another, uses.
+pub(crate) fn net() -> impl Fn(u8) -> IpAddr {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let process = std::process::id() % 0x3fff;
+    let n = NEXT.fetch_add(1, Relaxed);
+    let [hi, lo] = u16::try_from((process * 4 + u32::from(n) * 0x101) % 0xffff).unwrap_or(7).to_be_bytes();
+    move |host| IpAddr::V4(Ipv4Addr::new(127, hi, lo, host))
+}
+
+pub(crate) fn builder(address: IpAddr) -> NodeBuilder {
+    Node::builder(address).listen_port(PORT).dial_port(PORT)
+}
+
+/// Two nodes; the first has the smaller address.
+pub(crate) fn two_nodes() -> (Node, Node) {
+    let net = net();
+    (builder(net(1)).open().unwrap(), builder(net(2)).open().unwrap())
+}
+
+/// Two nodes with a socket each.
+pub(crate) struct Pair {
+    pub(crate) alice: Socket,
+    pub(crate) bob: Socket,
+    pub(crate) a: Node,
+    pub(crate) b: Node,
+}
+
+pub(crate) fn pair() -> Pair {
+    let (a, b) = two_nodes();
+    let (alice, bob) = (a.bind(1000).unwrap(), b.bind(2000).unwrap());
+    for socket in [&alice, &bob] {
+        socket.set_recv_timeout(Some(LONG));
+        socket.set_send_timeout(Some(LONG));
+    }
+    Pair { alice, bob, a, b }
+}
+
+/// The next message, whole.
+pub(crate) fn message(socket: &Socket) -> (Vec<u8>, SocketAddr) {
+    let mut buffer = vec![0; 1 << 20];
+    match socket.recv_from(&mut buffer) {
+        Ok(Received::Message { len, full_len, from }) => {
+            assert_eq!(len, full_len);
+            buffer.truncate(len);
+            (buffer, from)
+        }
+        other => panic!("a message was expected: {other:?}"),
+    }
+}
+
+/// A payload that depends on `seed` at every byte.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(len + 8);
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    while out.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        out.extend_from_slice(&x.to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}

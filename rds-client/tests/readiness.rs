@@ -1,0 +1,131 @@
+//! Descriptors for programs with a poll loop of their own, and waiting.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::thread;
+
+use common::{LONG, builder, message, net, pair};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rds_client::{Bytes, Readiness, RecvError, TrySendError};
+
+/// Whether the descriptor is readable now.
+fn is_set(fd: BorrowedFd<'_>) -> bool {
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO).unwrap() == 1
+}
+
+/// Waits until the descriptor is readable.
+fn wait_set(fd: BorrowedFd<'_>) {
+    let limit = PollTimeout::try_from(LONG).unwrap();
+    assert_eq!(poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], limit).unwrap(), 1, "never readable");
+}
+
+#[test]
+fn the_readable_descriptor_is_set_exactly_while_something_can_be_received() {
+    let p = pair();
+    let fd = p.bob.readable_fd().unwrap();
+    assert!(!is_set(fd));
+    for _ in 0..3 {
+        p.alice.send_to(b"one", p.bob.local_addr()).unwrap();
+        p.alice.send_to(b"two", p.bob.local_addr()).unwrap();
+        wait_set(fd);
+        assert_eq!(message(&p.bob).0, b"one");
+        // The second may still be on its way.
+        wait_set(fd);
+        assert!(is_set(fd), "level triggered");
+        assert_eq!(message(&p.bob).0, b"two");
+        assert!(!is_set(fd));
+        assert_eq!(p.bob.try_recv(), Err(RecvError::Empty));
+    }
+}
+
+#[test]
+fn a_descriptor_made_late_knows_what_is_there() {
+    let p = pair();
+    p.alice.send_to(b"early", p.bob.local_addr()).unwrap();
+    assert!(p.bob.wait(Readiness { readable: true, writable: false }, Some(LONG)).readable);
+    assert!(is_set(p.bob.readable_fd().unwrap()));
+    assert_eq!(p.bob.next_len(), Some(5));
+    assert!(is_set(p.bob.readable_fd().unwrap()), "asking does not take");
+    message(&p.bob);
+    assert!(!is_set(p.bob.readable_fd().unwrap()));
+}
+
+#[test]
+fn an_ended_send_makes_the_socket_readable() {
+    let p = pair();
+    let fd = p.alice.readable_fd().unwrap();
+    p.alice.send_tracked(Bytes::from_static(b"x"), p.bob.local_addr()).unwrap();
+    wait_set(fd);
+    p.alice.recv().unwrap();
+    assert!(!is_set(fd));
+}
+
+#[test]
+fn the_writable_descriptor_follows_the_send_buffer() {
+    let net = net();
+    let a = builder(net(1)).open().unwrap();
+    let alice = a.bind(5).unwrap();
+    let nobody = SocketAddr::new(net(2), 5);
+    let fd = alice.writable_fd().unwrap();
+    assert!(is_set(fd));
+    alice.set_send_buffer(100);
+    alice.try_send_to(&[0; 99], nobody).unwrap();
+    assert!(is_set(fd));
+    alice.try_send_to(&[0; 99], nobody).unwrap();
+    assert!(!is_set(fd));
+    assert_eq!(alice.try_send_to(&[0; 1], nobody), Err(TrySendError::Full));
+    assert!(!is_set(fd));
+    assert_eq!(alice.cancel_all(), 2);
+    assert!(is_set(fd));
+}
+
+#[test]
+fn a_program_that_only_polls_descriptors_gets_and_sends_everything() {
+    let p = pair();
+    let bob = p.bob.local_addr();
+    p.alice.set_send_buffer(20_000);
+    const COUNT: u32 = 5000;
+    let sender = thread::spawn(move || {
+        let fd = p.alice.writable_fd().unwrap();
+        let mut buffer = [0; 1000];
+        let mut next: u32 = 0;
+        while next < COUNT {
+            buffer[..4].copy_from_slice(&next.to_le_bytes());
+            match p.alice.try_send_to(&buffer, bob) {
+                Ok(()) => next += 1,
+                Err(TrySendError::Full) => wait_set(fd),
+                Err(TrySendError::Congested) => assert!(p.alice.wait_uncongested(bob, Some(LONG))),
+                Err(other) => panic!("{other}"),
+            }
+        }
+        p.alice
+    });
+    let fd = p.bob.readable_fd().unwrap();
+    let mut buffer = [0; 1000];
+    let mut next: u32 = 0;
+    while next < COUNT {
+        match p.bob.try_recv_from(&mut buffer) {
+            Ok(_) => {
+                assert_eq!(buffer[..4], next.to_le_bytes());
+                next += 1;
+            }
+            Err(RecvError::Empty) => wait_set(fd),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    drop(sender.join().unwrap());
+}
+
+#[test]
+fn a_wait_for_both_sides_ends_with_the_first() {
+    let p = pair();
+    let both = Readiness { readable: true, writable: true };
+    assert_eq!(p.bob.wait(both, None), Readiness { readable: false, writable: true });
+    p.alice.send_to(b"x", p.bob.local_addr()).unwrap();
+    let read = Readiness { readable: true, writable: false };
+    assert_eq!(p.bob.wait(read, None), read);
+    assert_eq!(p.bob.wait(both, None), both);
+    assert_eq!(p.bob.wait(Readiness::default(), None), Readiness::default());
+}

@@ -1,0 +1,189 @@
+//! The reading end of a connection; only the holder of the poll right touches it.
+
+use std::io::{self, Read};
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::BytesMut;
+
+use super::core::Core;
+use super::link::Link;
+use super::mailbox::Wakes;
+use super::shared::Shared;
+use crate::proto::{ConnId, Time};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Connecting,
+    Open,
+    /// Shut down for writing; read to the end.
+    Closing,
+}
+
+/// What a turn of a connection came to.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// There may be more to read.
+    More,
+    /// Everything that is there was read.
+    Empty,
+    /// The node wants no more before it says so.
+    Paused,
+    /// The stream ended, in an error or not, and everything before was fed.
+    Ended(Option<io::Error>),
+}
+
+pub(crate) struct Conn {
+    pub(crate) id: ConnId,
+    pub(crate) peer: IpAddr,
+    pub(crate) link: Arc<Link>,
+    pub(crate) stage: Stage,
+    /// May have input.
+    pub(crate) readable: bool,
+    /// The end of the stream, or an error, will come after what is readable.
+    pub(crate) hangup: bool,
+    /// Stands in the list of connections to be served.
+    pub(crate) queued: bool,
+    /// The node said to stop reading.
+    pub(crate) paused: bool,
+    /// The node said to go on; it wants what is pending, or to be called at least.
+    resumed: bool,
+    /// The node waits for everything that is there.
+    pub(crate) draining: bool,
+    /// Read and not consumed.
+    pending: Vec<u8>,
+    /// The buffer of the message within which the stream stands, and how many bytes it misses.
+    target: Option<(BytesMut, usize)>,
+}
+
+impl Conn {
+    pub(crate) fn new(id: ConnId, peer: IpAddr, link: Arc<Link>, stage: Stage) -> Self {
+        Self {
+            id,
+            peer,
+            link,
+            stage,
+            readable: stage == Stage::Open,
+            hangup: false,
+            queued: false,
+            paused: false,
+            resumed: false,
+            draining: false,
+            pending: Vec::new(),
+            target: None,
+        }
+    }
+
+    /// The node wants to go on.
+    pub(crate) fn resume(&mut self) {
+        self.paused = false;
+        self.resumed = true;
+    }
+
+    /// Reads once and feeds the node.
+    pub(crate) fn serve(
+        &mut self,
+        shared: &Shared,
+        buffer: &mut [u8],
+        wakes: &mut Wakes,
+        dirty: &mut bool,
+    ) -> Progress {
+        if std::mem::take(&mut self.resumed) {
+            let pending = std::mem::take(&mut self.pending);
+            self.feed(shared, &pending, wakes, dirty);
+            if self.paused {
+                return Progress::Paused;
+            }
+        }
+        if !self.readable {
+            return Progress::Empty;
+        }
+        shared.stats.reads.fetch_add(1, Relaxed);
+        let (appended, n, room) = match self.read(buffer) {
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.readable = false;
+                return Progress::Empty;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Progress::More,
+            Err(error) => return Progress::Ended(Some(error)),
+        };
+        if appended + n == 0 {
+            return Progress::Ended(None);
+        }
+        // Less than there was room for: the socket is empty, and whatever comes makes a new edge (epoll(7)).
+        if appended + n < room && !self.hangup {
+            self.readable = false;
+        }
+        let complete = match &mut self.target {
+            Some((_, missing)) => {
+                *missing -= appended;
+                *missing == 0 || n > 0
+            }
+            None => true,
+        };
+        if complete {
+            self.feed(shared, &buffer[..n], wakes, dirty);
+        }
+        if self.paused {
+            Progress::Paused
+        } else if self.readable {
+            Progress::More
+        } else {
+            Progress::Empty
+        }
+    }
+
+    /// Reads into the target's buffer first, then into `buffer`. Returns the bytes in each, and the room there was.
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<(usize, usize, usize)> {
+        let stream = &self.link.stream;
+        let Some((target, missing)) = &mut self.target else {
+            let n = (&*stream).read(buffer)?;
+            return Ok((0, n, buffer.len()));
+        };
+        if target.capacity() == target.len() {
+            target.reserve(*missing);
+        }
+        let space = (target.capacity() - target.len()).min(*missing);
+        let rest = if space == *missing { buffer } else { &mut [] };
+        let (appended, n) = crate::sys::read_into(stream.as_fd(), target, *missing, rest)?;
+        Ok((appended, n, space + rest.len()))
+    }
+
+    /// Hands the node what was read, and keeps what it does not take.
+    fn feed(&mut self, shared: &Shared, input: &[u8], wakes: &mut Wakes, dirty: &mut bool) {
+        let mut core = shared.core();
+        let now = shared.now();
+        let mut more = true;
+        let (node, mut inbox) = core.with_inbox();
+        if let Some((target, _)) = self.target.take() {
+            more = node.return_target(now, self.id, target, &mut inbox).more;
+        }
+        let mut used = 0;
+        if more && !input.is_empty() {
+            let received = node.receive(now, self.id, input, &mut inbox);
+            used = received.consumed;
+            more = received.more;
+        }
+        if more {
+            self.target = node.take_target(self.id);
+        }
+        drop(inbox);
+        core.dispatch(now);
+        *dirty |= core.is_unsettled();
+        std::mem::swap(&mut core.wakes, wakes);
+        drop(core);
+        self.paused = !more;
+        self.pending.extend_from_slice(&input[used..]);
+    }
+
+    /// Gives the node what it lent, at the end of the connection.
+    pub(crate) fn return_target(mut self, core: &mut Core, now: Time) {
+        if let Some((target, _)) = self.target.take() {
+            let (node, mut inbox) = core.with_inbox();
+            let _ = node.return_target(now, self.id, target, &mut inbox);
+        }
+    }
+}

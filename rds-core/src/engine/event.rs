@@ -1,0 +1,82 @@
+//! What calls on a socket return.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use bytes::BytesMut;
+
+use crate::proto::{Outcome, Token};
+
+/// What a receive call returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Received {
+    /// A message.
+    Message {
+        /// Bytes copied into the buffer.
+        len: usize,
+        /// Bytes that the message has; more than `len` when it was cut.
+        full_len: usize,
+        /// Who sent it.
+        from: SocketAddr,
+    },
+    /// Congestion cleared (only with [`Socket::set_congestion_monitor`](super::Socket::set_congestion_monitor)): bit
+    /// `port % 64` of each destination that is free again.
+    CongestionCleared(u64),
+    /// A message sent with a token has ended.
+    SendDone {
+        /// The token that `send_tracked` returned.
+        token: Token,
+        /// How it ended.
+        outcome: Outcome,
+    },
+}
+
+/// A received message that owns its bytes.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// Its payload.
+    pub payload: BytesMut,
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Message").field("from", &self.from).field("len", &self.payload.len()).finish()
+    }
+}
+
+/// What an owned receive returned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A message.
+    Message(Message),
+    /// As [`Received::CongestionCleared`].
+    CongestionCleared(u64),
+    /// As [`Received::SendDone`].
+    SendDone {
+        /// The token that `send_tracked` returned.
+        token: Token,
+        /// How it ended.
+        outcome: Outcome,
+    },
+}
+
+/// What [`Socket::wait`](super::Socket::wait) waits for, and found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    /// A receive would return something.
+    pub readable: bool,
+    /// The send buffer has room. The destination may be congested all the same.
+    pub writable: bool,
+}
+
+/// What [`Engine::shutdown`](super::Engine::shutdown) found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShutdownReport {
+    /// Messages that were still queued or unacknowledged at the deadline.
+    pub undelivered: u64,
+}

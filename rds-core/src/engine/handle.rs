@@ -1,0 +1,224 @@
+//! The engine as a program holds it: opening, binding, looking, shutting down.
+
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::core::{Core, End};
+use super::mailbox::{Mailbox, Tally, Wakes};
+use super::reactor::Reactor;
+use super::right::PollRight;
+use super::shared::{Shared, Stats};
+use super::{OpenError, Options, ShutdownReport, Socket, tcp};
+use crate::info::{Counter, Snapshot};
+use crate::proto::{BindError, Node};
+
+/// How long the last handle that goes drains the node.
+const DROP_DEADLINE: Duration = Duration::from_secs(1);
+/// How long the orderly ends of all connections may take after the messages have.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(1);
+/// Default receive buffer of a socket, as the protocol has it.
+const RECEIVE_BUFFER: u64 = 1 << 20;
+
+/// One RDS node in this process. Cheap to clone; the last clone that goes, sockets included, drains it
+/// ([`Engine::shutdown`] with 1 s).
+#[derive(Clone)]
+pub struct Engine(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    background: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("listen", &self.listen_addr()).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Opens a node: listens, starts its background thread.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(options: Options) -> Result<Self, OpenError> {
+        let origin = Instant::now();
+        let node = Node::new(options.config.clone())?;
+        let address = SocketAddr::new(options.config.address, options.listen_port);
+        let io = |source| OpenError::io(address, source);
+        let listener = tcp::listen(address).map_err(io)?;
+        let listen_addr = listener.local_addr().map_err(io)?;
+        let (reactor, waker) = Reactor::new(listener).map_err(io)?;
+        let right = Arc::new(PollRight::new(waker));
+        let shared = Arc::new(Shared::new(options, listen_addr, Core::new(node), reactor, right, origin));
+        let polling = Arc::clone(&shared);
+        let background = std::thread::Builder::new()
+            .name(format!("rds {}", listen_addr.ip()))
+            .spawn(move || run_background(&polling))
+            .map_err(io)?;
+        Ok(Self(Arc::new(Inner { shared, background: Mutex::new(Some(background)) })))
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.0.shared
+    }
+
+    /// The node's address.
+    #[must_use]
+    pub fn address(&self) -> IpAddr {
+        self.shared().options.config.address
+    }
+
+    /// The TCP address on which it listens.
+    #[must_use]
+    pub fn listen_addr(&self) -> SocketAddr {
+        self.shared().listen_addr
+    }
+
+    /// Binds a socket to `port` of the node's address; 0 for any free one.
+    ///
+    /// # Errors
+    /// [`BindError`].
+    pub fn bind(&self, port: u16) -> Result<Socket, BindError> {
+        let mut core = self.shared().core();
+        let (id, port) = core.node.bind(port)?;
+        let local = SocketAddr::new(self.address(), port);
+        let mailbox = Arc::new(Mailbox::new(id, local, RECEIVE_BUFFER, Arc::clone(&core.pressed)));
+        core.add_mailbox(Arc::clone(&mailbox));
+        drop(core);
+        Ok(Socket::new(self.clone(), mailbox))
+    }
+
+    /// The node at this moment. With `queues`, every queued message is listed.
+    #[must_use]
+    pub fn snapshot(&self, queues: bool) -> Snapshot {
+        let shared = self.shared();
+        let mut core = shared.core();
+        // What programs took since they reported last.
+        let mailboxes: Vec<_> = core.mailboxes.iter().flatten().cloned().collect();
+        let mut tally = shared.stats.closed();
+        for mailbox in mailboxes {
+            let mut front = mailbox.front();
+            tally.add(front.tally);
+            let taken = mailbox.take_all(&mut front);
+            drop(front);
+            if taken.messages > 0 {
+                core.node.consumed(mailbox.id, taken.bytes, taken.messages);
+            }
+        }
+        let mut snapshot = core.node.snapshot(queues);
+        let copied_in = core.copied_in;
+        shared.settle(core);
+        let counters = &mut snapshot.counters;
+        counters.add(Counter::RecvDelivered, tally.delivered);
+        counters.add(Counter::CopyToUser, tally.copied);
+        counters.add(Counter::RecvBytesFreedFromSock, tally.freed);
+        counters.add(Counter::TcpDataReadyCalls, shared.stats.reads.load(Relaxed));
+        counters.add(Counter::CopyFromUser, copied_in);
+        // The node counts every refusal; those of blocking sends are waits, as in `rds_cong_wait`.
+        let waits = shared.stats.congestion_waits.load(Relaxed);
+        counters.add(Counter::CongSendBlocked, waits);
+        counters.add(Counter::CongSendError, waits.wrapping_neg());
+        snapshot
+    }
+
+    /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`, and up
+    /// to one second more for the connections' ends. Afterwards receives return what is queued, then
+    /// [`Shutdown`](super::RecvError::Shutdown).
+    pub fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        self.0.shutdown(deadline)
+    }
+}
+
+impl Inner {
+    fn shutdown(&self, deadline: Duration) -> ShutdownReport {
+        let shared = &*self.shared;
+        let mut core = shared.core();
+        core.node.begin_shutdown();
+        shared.settle(core);
+        self.wait(End::Messages, deadline);
+        let mut core = shared.core();
+        // What peers sent and we have must not be left unacknowledged.
+        core.node.flush_acks();
+        (core, _) = shared.transmit_all(core);
+        let undelivered = core.node.unfinished();
+        core.node.close_connections(shared.now());
+        shared.settle(core);
+        self.wait(End::Connections, CLOSE_DEADLINE);
+
+        halt(shared);
+        let background = self.background.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(background) = background {
+            // It ends with the flag that was just set; if it panicked, that was reported where it happened.
+            let _ = background.join();
+        }
+        shared.reactor().close();
+        shared.core().remove_links();
+        ShutdownReport { undelivered }
+    }
+
+    fn wait(&self, end: End, limit: Duration) {
+        self.shared.block(
+            Instant::now().checked_add(limit),
+            true,
+            |parker| self.shared.core().wait_for(end, parker).then_some(()),
+            |parker| self.shared.core().forget(parker),
+        );
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if !self.shared.is_stopped() {
+            self.shutdown(DROP_DEADLINE);
+        }
+    }
+}
+
+fn run_background(shared: &Shared) {
+    let poll = || {
+        let mut reactor = shared.reactor();
+        while !shared.right.must_yield() {
+            reactor.turn(shared, None, None);
+        }
+    };
+    if catch_unwind(AssertUnwindSafe(|| shared.right.run_background(poll))).is_err() {
+        // A defect. Better that every call says so than that all of them hang.
+        tracing::error!(node = %shared.listen_addr, "the background thread panicked; the node is stopped");
+        shared.core().node.begin_shutdown();
+        halt(shared);
+    }
+}
+
+/// Ends polling and every wait, for good.
+fn halt(shared: &Shared) {
+    shared.stopped.store(true, SeqCst);
+    shared.right.stop();
+    let mailboxes: Vec<_> = shared.core().mailboxes.iter().flatten().cloned().collect();
+    let mut wakes = Wakes::default();
+    for mailbox in mailboxes {
+        mailbox.close(&mut wakes);
+    }
+    wakes.fire();
+}
+
+impl Stats {
+    pub(super) fn add_closed(&self, tally: Tally) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).add(tally);
+    }
+
+    fn closed(&self) -> Tally {
+        *self.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tally {
+    fn add(&mut self, other: Self) {
+        self.delivered += other.delivered;
+        self.copied += other.copied;
+        self.freed += other.freed;
+    }
+}

@@ -1,0 +1,409 @@
+//! What one socket has received and who waits for it, outside the core's lock.
+//!
+//! Two queues: the poll loop appends to `back`, programs take from `front` and exchange the two when it is empty, so the two
+//! sides meet once a batch. Locks are taken in the order core, front, back.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use bytes::BytesMut;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::parker::Parker;
+use super::queue::Queue;
+use crate::proto::{Outcome, SocketId, Token};
+
+/// What a queued message costs the node beside its payload; as the receive budget counts it.
+const OVERHEAD: u64 = 48;
+
+/// Payload bytes and messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    pub(crate) bytes: u64,
+    pub(crate) messages: u64,
+}
+
+/// Counters of one socket, under the front lock so that they cost no atomic operation a message.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) delivered: u64,
+    pub(crate) copied: u64,
+    pub(crate) freed: u64,
+}
+
+/// The taking side.
+pub(crate) struct Front {
+    pub(crate) queue: Queue,
+    /// Small owned messages are cut from this.
+    pub(crate) store: BytesMut,
+    pub(crate) tally: Tally,
+    unreported: Taken,
+    /// Report everything at once (the port is congested).
+    congested: bool,
+    /// Report when this much is unreported: a quarter of the receive buffer.
+    report_at: u64,
+}
+
+impl Front {
+    /// Counts a message as taken. Returns what is to be reported to the node now, if anything.
+    fn taken(&mut self, len: usize, pressed: bool) -> Option<Taken> {
+        self.tally.delivered += 1;
+        self.tally.freed += len as u64;
+        self.unreported.bytes += len as u64;
+        self.unreported.messages += 1;
+        let weight = self.unreported.bytes + OVERHEAD * self.unreported.messages;
+        (self.congested || pressed || weight > self.report_at).then(|| std::mem::take(&mut self.unreported))
+    }
+}
+
+/// What [`Mailbox::refill`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refill {
+    /// The front has a message.
+    Messages,
+    /// No message, but a notification.
+    Notice,
+    /// Nothing.
+    Empty,
+    /// Nothing, and nothing will come.
+    Closed,
+}
+
+/// The filling side, and everything that is not a message.
+#[derive(Default)]
+pub(crate) struct Back {
+    pub(crate) queue: Queue,
+    /// Threads that wait until something can be received.
+    receivers: Vec<Arc<Parker>>,
+    /// Threads that wait until something can be sent, or all is sent.
+    senders: Vec<Arc<Parker>>,
+    pub(crate) done: VecDeque<(Token, Outcome)>,
+    pub(crate) monitor: bool,
+    pub(crate) armed: u64,
+    pub(crate) cleared: u64,
+    pub(crate) closed: bool,
+    readable_set: bool,
+    writable_set: bool,
+}
+
+impl Back {
+    fn anything(&self) -> bool {
+        !self.queue.is_empty() || !self.done.is_empty() || self.cleared != 0 || self.closed
+    }
+
+    /// Registers a thread that waits for something to receive.
+    pub(crate) fn wait_receive(&mut self, parker: &Arc<Parker>) {
+        add(&mut self.receivers, parker);
+    }
+
+    /// Registers a thread that waits for room, for a port, or for the end of its messages.
+    pub(crate) fn wait_send(&mut self, parker: &Arc<Parker>) {
+        add(&mut self.senders, parker);
+    }
+}
+
+fn add(list: &mut Vec<Arc<Parker>>, parker: &Arc<Parker>) {
+    if !list.iter().any(|p| Arc::ptr_eq(p, parker)) {
+        list.push(Arc::clone(parker));
+    }
+}
+
+/// One socket's receive queue, notifications, waiters and descriptors.
+pub(crate) struct Mailbox {
+    pub(crate) id: SocketId,
+    pub(crate) local: SocketAddr,
+    front: Mutex<Front>,
+    back: Mutex<Back>,
+    /// Something other than a message is in `back`.
+    notices: AtomicBool,
+    /// Taken by the program and neither reported nor asked for.
+    consumed_bytes: AtomicU64,
+    consumed_messages: AtomicU64,
+    /// As [`Core::pressed`](super::core::Core::pressed).
+    pressed: Arc<AtomicBool>,
+    readable: OnceLock<EventFd>,
+    writable: OnceLock<EventFd>,
+    /// Stands in a list of [`Wakes`].
+    listed: AtomicBool,
+}
+
+impl Mailbox {
+    pub(crate) fn new(
+        id: SocketId,
+        local: SocketAddr,
+        receive_buffer: u64,
+        pressed: Arc<AtomicBool>,
+    ) -> Self {
+        Self {
+            id,
+            local,
+            front: Mutex::new(Front {
+                queue: Queue::default(),
+                store: BytesMut::new(),
+                tally: Tally::default(),
+                unreported: Taken::default(),
+                congested: false,
+                report_at: receive_buffer / 4,
+            }),
+            back: Mutex::new(Back::default()),
+            notices: AtomicBool::new(false),
+            consumed_bytes: AtomicU64::new(0),
+            consumed_messages: AtomicU64::new(0),
+            pressed,
+            readable: OnceLock::new(),
+            writable: OnceLock::new(),
+            listed: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn front(&self) -> MutexGuard<'_, Front> {
+        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn back(&self) -> MutexGuard<'_, Back> {
+        self.back.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- taking --------------------------------------------------------------------------------------------------
+
+    /// Whether a notification may be pending.
+    pub(crate) fn has_notices(&self) -> bool {
+        self.notices.load(SeqCst)
+    }
+
+    /// Says again whether a notification is pending; to be called after taking one.
+    pub(crate) fn settle_notices(&self, back: &Back) {
+        self.notices.store(!back.done.is_empty() || back.cleared != 0, SeqCst);
+    }
+
+    /// Fills an empty front from the back. If nothing at all is there, `parker`, if any, is registered.
+    pub(crate) fn refill(&self, front: &mut Front, parker: Option<&Arc<Parker>>) -> Refill {
+        if !front.queue.is_empty() {
+            return Refill::Messages;
+        }
+        // What was taken from the last batch; once a batch is often enough for the node to ask for it.
+        let taken = std::mem::take(&mut front.unreported);
+        if taken.messages > 0 {
+            self.consumed_bytes.fetch_add(taken.bytes, SeqCst);
+            self.consumed_messages.fetch_add(taken.messages, SeqCst);
+        }
+        let mut back = self.back();
+        if !back.queue.is_empty() {
+            std::mem::swap(&mut front.queue, &mut back.queue);
+            return Refill::Messages;
+        }
+        if !back.done.is_empty() || back.cleared != 0 {
+            return Refill::Notice;
+        }
+        if back.closed {
+            return Refill::Closed;
+        }
+        if let Some(parker) = parker {
+            back.wait_receive(parker);
+        }
+        self.clear_readable(&mut back);
+        Refill::Empty
+    }
+
+    /// A message was taken from the front. Returns what is to be reported to the node now, if anything.
+    pub(crate) fn taken(&self, front: &mut Front, len: usize) -> Option<Taken> {
+        self.after_take(front);
+        front.taken(len, self.pressed.load(Relaxed))
+    }
+
+    /// After taking: the descriptor must not stay readable when nothing is left.
+    pub(crate) fn after_take(&self, front: &Front) {
+        if front.queue.is_empty() && self.readable.get().is_some() {
+            self.clear_readable(&mut self.back());
+        }
+    }
+
+    fn clear_readable(&self, back: &mut Back) {
+        if back.readable_set
+            && !back.anything()
+            && let Some(fd) = self.readable.get()
+        {
+            let _ = fd.read();
+            back.readable_set = false;
+        }
+    }
+
+    /// Whether something could be received; otherwise `parker` is registered.
+    pub(crate) fn poll_receive(&self, parker: Option<&Arc<Parker>>) -> bool {
+        let front = self.front();
+        if !front.queue.is_empty() {
+            return true;
+        }
+        let mut back = self.back();
+        let ready = back.anything();
+        if let (false, Some(parker)) = (ready, parker) {
+            back.wait_receive(parker);
+        }
+        ready
+    }
+
+    /// Removes a thread that waits no longer. If it was told of a message that it did not take, another one is told.
+    pub(crate) fn forget(&self, parker: &Arc<Parker>) {
+        let front = self.front();
+        let mut back = self.back();
+        back.receivers.retain(|p| !Arc::ptr_eq(p, parker));
+        back.senders.retain(|p| !Arc::ptr_eq(p, parker));
+        let next = if front.queue.is_empty() && !back.anything() { None } else { back.receivers.pop() };
+        drop(back);
+        drop(front);
+        if let Some(next) = next {
+            next.unpark();
+        }
+    }
+
+    // ---- accounting ----------------------------------------------------------------------------------------------
+
+    /// What was taken and not reported, as far as it was published; it counts as reported afterwards.
+    pub(crate) fn take_published(&self) -> Taken {
+        if self.consumed_messages.load(Relaxed) == 0 {
+            return Taken::default();
+        }
+        // Both are added under the front lock in this order, so bytes never lag behind their messages for long; each is
+        // reported once whatever the interleaving.
+        Taken { messages: self.consumed_messages.swap(0, SeqCst), bytes: self.consumed_bytes.swap(0, SeqCst) }
+    }
+
+    /// The same, with what is not published yet. Takes the front lock.
+    pub(crate) fn take_all(&self, front: &mut Front) -> Taken {
+        let published = self.take_published();
+        let own = std::mem::take(&mut front.unreported);
+        Taken { bytes: published.bytes + own.bytes, messages: published.messages + own.messages }
+    }
+
+    /// Whether what is taken must be reported at once. Returns what is unreported at the moment of the change.
+    pub(crate) fn set_congested(&self, congested: bool) -> Taken {
+        let mut front = self.front();
+        front.congested = congested;
+        self.take_all(&mut front)
+    }
+
+    /// Changes the receive buffer.
+    pub(crate) fn set_receive_buffer(&self, bytes: u64) {
+        self.front().report_at = bytes / 4;
+    }
+
+    // ---- notifying -----------------------------------------------------------------------------------------------
+
+    /// Messages were appended: sets the descriptor, and lists the mailbox if somebody waits.
+    pub(crate) fn appended(self: &Arc<Self>, back: &mut Back, wakes: &mut Wakes) {
+        self.set_readable(back);
+        if !back.receivers.is_empty() && !self.listed.swap(true, SeqCst) {
+            wakes.mailboxes.push(Arc::clone(self));
+        }
+    }
+
+    /// A send ended, or a destination is free again.
+    pub(crate) fn notice(self: &Arc<Self>, back: &mut Back, wakes: &mut Wakes) {
+        self.notices.store(true, SeqCst);
+        self.set_readable(back);
+        wakes.parkers.extend(back.receivers.pop());
+    }
+
+    /// Wakes every thread that waits to send.
+    pub(crate) fn wake_senders(&self, back: &mut Back, wakes: &mut Wakes) {
+        wakes.parkers.append(&mut back.senders);
+    }
+
+    /// Wakes everybody for good: the node is shut down, or the socket closed.
+    pub(crate) fn close(&self, wakes: &mut Wakes) {
+        let mut back = self.back();
+        back.closed = true;
+        self.set_readable(&mut back);
+        let back = &mut *back;
+        wakes.parkers.append(&mut back.receivers);
+        wakes.parkers.append(&mut back.senders);
+    }
+
+    fn set_readable(&self, back: &mut Back) {
+        if !back.readable_set
+            && let Some(fd) = self.readable.get()
+        {
+            back.readable_set = fd.write(1).is_ok();
+        }
+    }
+
+    /// Whether the writable descriptor exists, so that it must be kept up to date.
+    pub(crate) fn has_writable(&self) -> bool {
+        self.writable.get().is_some()
+    }
+
+    /// Brings the writable descriptor up to date.
+    pub(crate) fn set_writable(&self, back: &mut Back, writable: bool) {
+        if let Some(fd) = self.writable.get()
+            && back.writable_set != writable
+        {
+            let done = if writable { fd.write(1).is_ok() } else { fd.read().is_ok() };
+            back.writable_set = if done { writable } else { back.writable_set };
+        }
+    }
+
+    /// The descriptor that is readable while something can be received.
+    pub(crate) fn readable_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let fd = descriptor(&self.readable)?;
+        let front = self.front();
+        let mut back = self.back();
+        if !front.queue.is_empty() || back.anything() {
+            self.set_readable(&mut back);
+        }
+        Ok(fd)
+    }
+
+    /// The descriptor for [`Mailbox::set_writable`].
+    pub(crate) fn writable_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        descriptor(&self.writable)
+    }
+}
+
+fn descriptor(cell: &OnceLock<EventFd>) -> io::Result<BorrowedFd<'_>> {
+    if cell.get().is_none() {
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        // Another thread may have been faster: then this one is closed again.
+        let _ = cell.set(EventFd::from_flags(flags)?);
+    }
+    cell.get().map(AsFd::as_fd).ok_or_else(|| io::Error::other("no descriptor"))
+}
+
+/// Threads to be woken once no lock is held.
+#[derive(Default)]
+pub(crate) struct Wakes {
+    mailboxes: Vec<Arc<Mailbox>>,
+    pub(crate) parkers: Vec<Arc<Parker>>,
+}
+
+impl Wakes {
+    /// Takes the list, if anybody is on it.
+    pub(crate) fn take(&mut self) -> Option<Self> {
+        (!self.mailboxes.is_empty() || !self.parkers.is_empty()).then(|| std::mem::take(self))
+    }
+
+    /// Wakes them: of those that wait for messages, as many as there are messages. Keeps its own memory.
+    pub(crate) fn fire(&mut self) {
+        for mailbox in self.mailboxes.drain(..) {
+            mailbox.listed.store(false, SeqCst);
+            let front = mailbox.front();
+            let mut back = mailbox.back();
+            let n = back.receivers.len().min(front.queue.len() + back.queue.len());
+            let rest = back.receivers.len() - n;
+            self.parkers.extend(back.receivers.drain(rest..));
+        }
+        for parker in self.parkers.drain(..) {
+            parker.unpark();
+        }
+    }
+}
+
+impl Drop for Wakes {
+    /// Nobody is left asleep because a list was dropped.
+    fn drop(&mut self) {
+        self.fire();
+    }
+}

@@ -1,0 +1,82 @@
+//! How an engine is set up.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU32;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::proto::{Config, ConfigError};
+
+/// TCP port of Linux rds_tcp (`RDS_TCP_PORT`).
+pub const RDS_TCP_PORT: u16 = 16385;
+
+/// How to open an [`Engine`](super::Engine).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Settings of the protocol.
+    pub config: Config,
+    /// TCP port to listen on, at the node's address. Default 16385; 0 for any free one.
+    pub listen_port: u16,
+    /// TCP port to which the node connects. Default 16385.
+    pub dial_port: u16,
+    /// How long a thread that waits looks for input without sleeping. Default none. A few dozen microseconds spare
+    /// a round trip two wake-ups, at the price of a processor.
+    pub busy_poll: Duration,
+    /// TCP congestion control, as in `TCP_CONGESTION`. Default: the system's.
+    pub congestion_control: Option<String>,
+}
+
+impl Options {
+    /// Defaults for a node at `address`: a new incarnation, whose sequence numbers begin at the wall clock.
+    #[must_use]
+    pub fn new(address: IpAddr) -> Self {
+        let generation = NonZeroU32::new(fastrand::u32(1..)).unwrap_or(NonZeroU32::MIN);
+        let mut config = Config::new(address, generation);
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        config.first_sequence = Config::first_sequence_at(u64::try_from(since_1970.as_millis()).unwrap_or(0));
+        config.seed = fastrand::u64(..);
+        Self {
+            config,
+            listen_port: RDS_TCP_PORT,
+            dial_port: RDS_TCP_PORT,
+            busy_poll: Duration::ZERO,
+            congestion_control: None,
+        }
+    }
+}
+
+/// Why a node could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A setting cannot work.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The address is not one of this host.
+    #[error("{0} is not an address of this host: add it to an interface, or give another")]
+    NotLocal(IpAddr),
+    /// Another process (or the rds_tcp module) has the listening port.
+    #[error(
+        "TCP port {0} is in use: another RDS node or the rds_tcp kernel module has it; choose another listen port or stop it"
+    )]
+    PortInUse(SocketAddr),
+    /// Anything else.
+    #[error("cannot open the node at {address}: {source}")]
+    Io {
+        /// Where.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    pub(super) fn io(address: SocketAddr, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::AddrInUse => Self::PortInUse(address),
+            io::ErrorKind::AddrNotAvailable => Self::NotLocal(address.ip()),
+            _ => Self::Io { address, source },
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! What every handle, socket and thread of an engine shares, and the transmit path that any of them runs.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use super::Options;
+use super::core::Core;
+use super::link::Stop;
+use super::mailbox::Tally;
+use super::parker::Parker;
+use super::pool::Pool;
+use super::reactor::Reactor;
+use super::right::PollRight;
+use crate::proto::{ConnId, Time};
+
+/// Most bytes that one transmit takes from the node.
+const BATCH: usize = 128 << 10;
+/// Transmits that one pass of the poll loop makes before it looks for input again.
+const POLLER_ROUNDS: usize = 32;
+/// Transmits that a caller makes before it leaves the rest to the poll loop.
+const CALLER_ROUNDS: usize = 2;
+/// Attempts to get the core's lock before sleeping for it: it is held for microseconds, and a sleep costs more.
+const SPIN: u32 = 100;
+
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) listen_addr: std::net::SocketAddr,
+    core: Mutex<Core>,
+    reactor: Mutex<Reactor>,
+    pub(crate) right: Arc<PollRight>,
+    origin: Instant,
+    pub(crate) stats: Stats,
+    pub(crate) pool: Arc<Pool>,
+    /// Receives end: the node was shut down.
+    pub(crate) stopped: AtomicBool,
+}
+
+/// Counters that the node does not keep.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub(crate) reads: AtomicU64,
+    pub(crate) congestion_waits: AtomicU64,
+    /// Of sockets that are closed.
+    pub(crate) closed: Mutex<Tally>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: Options,
+        listen_addr: std::net::SocketAddr,
+        core: Core,
+        reactor: Reactor,
+        right: Arc<PollRight>,
+        origin: Instant,
+    ) -> Self {
+        Self {
+            options,
+            listen_addr,
+            pool: Arc::clone(&core.pool),
+            core: Mutex::new(core),
+            reactor: Mutex::new(reactor),
+            right,
+            origin,
+            stats: Stats::default(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        time_since(self.origin)
+    }
+
+    /// The moment of `time` on the system's clock.
+    pub(crate) fn instant(&self, time: Time) -> Instant {
+        self.origin + std::time::Duration::from_nanos(time.as_nanos())
+    }
+
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        for _ in 0..SPIN {
+            match self.core.try_lock() {
+                Ok(core) => return core,
+                Err(std::sync::TryLockError::Poisoned(p)) => return p.into_inner(),
+                Err(std::sync::TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Only for the holder of the poll right.
+    pub(crate) fn reactor(&self) -> MutexGuard<'_, Reactor> {
+        self.reactor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(SeqCst)
+    }
+
+    // ---- after a program's call ----------------------------------------------------------------------------------
+
+    /// Ends a program's call that may have produced actions or output: performs what concerns sockets, transmits what goes
+    /// out on idle connections, and leaves the rest to the poll loop. Wakes whom it made ready.
+    pub(crate) fn settle<'a>(&'a self, mut core: MutexGuard<'a, Core>) {
+        if core.node.has_actions() {
+            let now = self.now();
+            core.dispatch(now);
+        } else {
+            core.notify_ends();
+        }
+        for _ in 0..CALLER_ROUNDS {
+            // While something is on its way an answer will come, and more messages may gather until then.
+            let Some(conn) = core.node.poll_idle_transmit() else { break };
+            core = self.transmit(core, conn);
+        }
+        let kick = !core.io.is_empty() || !core.retry.is_empty() || core.node.poll_transmit().is_some();
+        let nearer = core.deadline_is_nearer();
+        if nearer {
+            core.planned = core.node.next_timeout();
+        }
+        let wakes = core.wakes.take();
+        drop(core);
+        if kick {
+            self.right.kick();
+        } else if nearer {
+            self.right.nearer_deadline();
+        }
+        if let Some(mut wakes) = wakes {
+            wakes.fire();
+        }
+    }
+
+    // ---- transmitting --------------------------------------------------------------------------------------------
+
+    /// Transmits everything that is ready, within bounds. True if more is left.
+    pub(crate) fn transmit_all<'a>(&'a self, mut core: MutexGuard<'a, Core>) -> (MutexGuard<'a, Core>, bool) {
+        for _ in 0..POLLER_ROUNDS {
+            let Some(conn) = core.node.poll_transmit() else { return (core, false) };
+            core = self.transmit(core, conn);
+        }
+        let more = core.node.poll_transmit().is_some();
+        (core, more)
+    }
+
+    /// Writes a batch of one connection, without the core's lock.
+    fn transmit<'a>(&'a self, mut core: MutexGuard<'a, Core>, conn: ConnId) -> MutexGuard<'a, Core> {
+        let mut batch = core.take_batch();
+        if core.node.begin_transmit(conn, BATCH, &mut batch.slices) == 0 {
+            core.give_batch(batch);
+            return core;
+        }
+        let link = core.link(conn);
+        drop(core);
+        let (bytes, stop, seen) = match &link {
+            Some(link) => {
+                let seen = link.edges();
+                let wrote = link.write(&mut batch);
+                (wrote.bytes, wrote.stop, seen)
+            }
+            None => (0, Some(Stop::Failed), 0),
+        };
+        batch.slices.clear();
+        let mut core = self.core();
+        let blocked = match (stop, &link) {
+            (Some(Stop::Full), Some(link)) => link.stays_blocked(seen),
+            (Some(Stop::NoMemory), _) => {
+                core.retry.push(conn);
+                true
+            }
+            (Some(_), _) => true,
+            (None, _) => false,
+        };
+        let now = self.now();
+        core.node.end_transmit(now, conn, bytes, blocked);
+        core.dispatch(now);
+        core.give_batch(batch);
+        core
+    }
+
+    // ---- blocking ------------------------------------------------------------------------------------------------
+
+    /// Blocks until `attempt` returns something, the deadline passes, or the engine stops; polls meanwhile if nobody else
+    /// does. `attempt` registers the parker, before it returns nothing, wherever a notification will say that another
+    /// attempt may succeed; `forget` takes it out again. With `steal` the background thread makes way.
+    pub(crate) fn block<T>(
+        &self,
+        deadline: Option<Instant>,
+        steal: bool,
+        mut attempt: impl FnMut(&Arc<Parker>) -> Option<T>,
+        forget: impl FnOnce(&Arc<Parker>),
+    ) -> Option<T> {
+        let parker = Parker::take(&self.right);
+        let mut candidate = false;
+        let expired = || deadline.is_some_and(|at| Instant::now() >= at);
+        let result = loop {
+            parker.reset();
+            // The order matters: an attempt after the engine has stopped sees what the stop made of it.
+            let last = expired() || self.is_stopped();
+            if let Some(value) = attempt(&parker) {
+                break Some(value);
+            }
+            if last {
+                break None;
+            }
+            if self.right.acquire(&parker, steal) {
+                let _hold = Hold(&self.right);
+                let mut reactor = self.reactor();
+                while !parker.notified() && !expired() {
+                    reactor.turn(self, deadline, Some(&parker));
+                }
+            } else {
+                candidate = true;
+                if self.right.stopped() && self.is_stopped() {
+                    continue;
+                }
+                parker.park(deadline);
+            }
+        };
+        forget(&parker);
+        if candidate {
+            self.right.leave(&parker);
+        }
+        Parker::give_back(parker);
+        result
+    }
+}
+
+/// The poll right, given back on every way out.
+struct Hold<'a>(&'a PollRight);
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+/// Time since an engine's origin.
+pub(crate) fn time_since(origin: Instant) -> Time {
+    Time::from_nanos(u64::try_from(origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,99 @@
+//! TCP sockets as RDS wants them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+
+use super::Options;
+
+/// Linux rds_tcp's listener has 64; reconnects of many peers at once deserve more.
+const BACKLOG: i32 = 256;
+/// Ports tried for one that is `lane` modulo 8.
+const PORT_TRIES: usize = 64;
+/// The range that IANA sets aside for source ports.
+const DYNAMIC_PORTS: std::ops::Range<u16> = 49152..65528;
+/// Linux rds_tcp's keepalive: 5 s idle, 5 s between probes, 5 probes.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVE_PROBES: u32 = 5;
+/// A peer that acknowledges nothing for so long is gone. Linux rds_tcp has no such limit and may wait 15 minutes.
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+fn stream_socket(address: IpAddr) -> io::Result<Socket> {
+    let domain = if address.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
+    Socket::new(domain, Type::STREAM.nonblocking().cloexec(), Some(Protocol::TCP))
+}
+
+/// Listens on the node's own address only, so that several nodes fit on one host.
+pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = stream_socket(address.ip())?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Starts to connect from the node's address; the connection stands when it is writable without an error.
+pub(crate) fn connect(options: &Options, peer: IpAddr, lane: u8, lanes: u8) -> io::Result<TcpStream> {
+    let source = options.config.address;
+    let socket = stream_socket(peer)?;
+    prepare(&SockRef::from(&socket), options)?;
+    if lanes > 1 {
+        bind_lane_port(&socket, source, lane)?;
+    } else {
+        // The port is chosen at connect, when the four-tuple is known: many more connections fit.
+        if let Err(error) =
+            nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::IpBindAddressNoPort, &true)
+        {
+            tracing::debug!(%error, "IP_BIND_ADDRESS_NO_PORT");
+        }
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+    }
+    match socket.connect(&SocketAddr::new(peer, options.dial_port).into()) {
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+        _ => Ok(socket.into()),
+    }
+}
+
+/// Linux 7.0 recognises a lane by its source port modulo 8.
+fn bind_lane_port(socket: &Socket, source: IpAddr, lane: u8) -> io::Result<()> {
+    for _ in 0..PORT_TRIES {
+        let port = (fastrand::u16(DYNAMIC_PORTS) & !7) + u16::from(lane & 7);
+        match socket.bind(&SocketAddr::new(source, port).into()) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::AddrInUse, format!("no free source port that is {lane} modulo 8")))
+}
+
+/// Options of every connection, made or accepted. Buffer sizes are left to the kernel's autotuning.
+pub(crate) fn prepare(socket: &SockRef<'_>, options: &Options) -> io::Result<()> {
+    socket.set_tcp_nodelay(true)?;
+    let keepalive =
+        TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(KEEPALIVE_PROBES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    if let Some(name) = &options.congestion_control {
+        socket.set_tcp_congestion(name.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// How an attempt to connect ended, once the socket is writable.
+pub(crate) fn connect_result(stream: &TcpStream) -> io::Result<()> {
+    match stream.take_error()? {
+        Some(error) => Err(error),
+        None => stream.peer_addr().map(drop),
+    }
+}
+
+/// SIOCOUTQ, or nothing when the kernel does not say.
+pub(crate) fn unacknowledged(stream: &TcpStream) -> Option<u64> {
+    crate::sys::unacknowledged(stream.as_fd()).ok()
+}

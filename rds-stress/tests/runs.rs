@@ -1,0 +1,243 @@
+//! Whole runs: one process, two processes, and one with a peer that misbehaves.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use common::{Ended, Program, SHORT, addresses, free_port, is_row, passive, run};
+use nix::sys::signal::Signal;
+use rds_client::{Node, Received};
+use rds_stress::block::{Block, Form, V1_LEN};
+use rds_stress::message::{HEADER_V4, Header, Op};
+
+fn loopback(line: &str) -> Ended {
+    run(&format!("--loopback --rds-port {} {SHORT} -T 1 {line}", free_port()))
+}
+
+/// Ended with 0, having said nothing on stderr but what goes there with `--json`.
+fn fine(ended: &Ended) {
+    assert_eq!(ended.status, Some(0), "{}\n{}", ended.stdout, ended.stderr);
+}
+
+fn json(ended: &Ended) -> serde_json::Value {
+    assert_eq!(ended.stdout.lines().count(), 1, "{}", ended.stdout);
+    serde_json::from_str(&ended.stdout).unwrap()
+}
+
+/// The numbers of a row of the table.
+fn row(line: &str) -> Vec<f64> {
+    line.split_whitespace().take(9).map(|w| w.parse().unwrap()).collect()
+}
+
+#[test]
+fn loopback_prints_one_table_with_average_and_quantiles() {
+    let ended = loopback("-T 2");
+    fine(&ended);
+    let lines: Vec<_> = ended.stdout.lines().collect();
+    assert!(lines[0].starts_with("connecting to 127.0.0.1:"));
+    assert_eq!(lines[1..3], ["negotiated options, tasks will start in 0 seconds", "Starting up...."]);
+    assert_eq!(lines[3], "tsks   tx/s   rx/s  tx+rx K/s    mbi K/s    mbo K/s tx us/c   rtt us cpu %");
+    assert!(is_row(lines[4]) && is_row(lines[5]), "{lines:?}");
+    assert_eq!(lines[6], "-".repeat(45));
+    assert!(is_row(lines[7]) && lines[7].ends_with("  (average)"), "{lines:?}");
+    assert!(lines[8].starts_with("rtt us: p50 "), "{lines:?}");
+    assert_eq!(lines.len(), 9, "{lines:?}");
+    assert_eq!(ended.stderr, "");
+    for line in [lines[4], lines[5], lines[7]] {
+        let row = row(line);
+        assert!(row[1] > 0.0 && row[2] > 0.0 && row[3] > 0.0 && row[7] > 0.0, "{line}");
+    }
+}
+
+#[test]
+fn json_is_all_that_stdout_has() {
+    let ended = loopback("--json -t 2 -d 3 -q 2000 -a 100 -v");
+    fine(&ended);
+    let json = json(&ended);
+    for (key, value) in
+        [("tasks", 2), ("depth", 3), ("req_bytes", 2000), ("ack_bytes", 100), ("verify_errors", 0)]
+    {
+        assert_eq!(json[key], value, "{key}");
+    }
+    assert_eq!(json["role"], "loopback");
+    let of = |key: &str| json[key].as_f64().unwrap();
+    assert!(of("requests") > 0.0 && of("requests_received") > 0.0);
+    // Each request that ended brought 2100 bytes; some are on their way at either end.
+    let whole = (of("requests") + of("requests_received")) * 2100.0;
+    assert!((of("bytes") - whole).abs() <= 4.0 * 2.0 * 3.0 * 2.0 * 2100.0, "{} {whole}", of("bytes"));
+    assert!(json["rtt_us"]["p50"].as_f64() > Some(0.0));
+    assert!(json["rtt_us"]["max"].as_f64() >= json["rtt_us"]["p99_9"].as_f64());
+    assert!(json["counters"]["send_queued"].as_u64() > Some(0));
+    assert!(ended.stderr.contains("(average)"), "{}", ended.stderr);
+}
+
+#[test]
+fn summary_only_leaves_out_the_seconds() {
+    let ended = loopback("-z --show-histogram");
+    fine(&ended);
+    assert_eq!(ended.stdout.lines().filter(|l| is_row(l)).count(), 1, "{}", ended.stdout);
+    assert!(!ended.stdout.contains("-----"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("\n\nRTT histogram\n"), "{}", ended.stdout);
+    assert_eq!(ended.stdout.lines().filter(|l| l.trim_start().starts_with('[')).count(), 16);
+}
+
+#[test]
+fn perfdata_lines_have_as_many_columns_as_their_heading() {
+    let ended = loopback("--show-perfdata");
+    fine(&ended);
+    let lines: Vec<_> = ended.stdout.lines().filter(|l| l.starts_with("::")).collect();
+    assert_eq!(lines.len(), 2, "{}", ended.stdout);
+    assert_eq!(lines[0].split(',').count(), lines[1].split(',').count());
+    assert!(lines[0].contains(",send_queued:count,"), "{}", lines[0]);
+}
+
+#[test]
+fn soakers_fill_the_cpu_column() {
+    let ended = loopback("-c -z");
+    fine(&ended);
+    let line = ended.stdout.lines().find(|l| is_row(l)).unwrap();
+    assert!((0.0..=100.0).contains(&row(line)[8]), "{line}");
+}
+
+#[test]
+fn two_processes_exchange_and_verify_every_byte() {
+    for options in [
+        "-t 4 -d 8 -q 4096 -v",
+        "-a 4096 -q 256 -v",
+        "-d 64 -q 64k -v --use-cong-monitor 0",
+        "-q 60 -a 60 -v",
+        "-Q 5",
+    ] {
+        let (at, from) = addresses();
+        let passive = passive(at, "");
+        let active = run(&format!("-r {from} -s {at} {SHORT} -T 1 {options}"));
+        fine(&active);
+        let passive = passive.end();
+        fine(&passive);
+        for ended in [&active, &passive] {
+            let line = ended.stdout.lines().find(|l| l.ends_with("(average)")).unwrap();
+            assert!(row(line)[1] > 0.0 && row(line)[2] > 0.0, "{options}: {line}");
+        }
+    }
+}
+
+#[test]
+fn one_way_only_the_active_side_asks() {
+    let (at, from) = addresses();
+    let passive = passive(at, "");
+    let active = run(&format!("-r {from} -s {at} {SHORT} -T 1 --json -o -t 2 -d 4"));
+    fine(&active);
+    let active = json(&active);
+    assert_eq!(active["requests_received"], 0);
+    assert!(active["requests"].as_u64() > Some(0));
+    let ended = passive.end();
+    fine(&ended);
+    let average = ended.stdout.lines().find(|l| l.ends_with("(average)")).unwrap();
+    assert!(row(average)[1] == 0.0 && row(average)[2] > 0.0, "{average}");
+    assert!(!ended.stdout.contains("rtt us: p50"), "{}", ended.stdout);
+}
+
+#[test]
+fn ctrl_c_on_the_active_side_ends_both_with_their_summaries() {
+    let (at, from) = addresses();
+    let passive = passive(at, "");
+    let mut active = Program::start(&format!("-r {from} -s {at} {SHORT} -T 0"));
+    active.wait_line(is_row);
+    active.signal(Signal::SIGINT);
+    for ended in [active.end(), passive.end()] {
+        fine(&ended);
+        assert!(ended.stdout.contains("(average)"), "{}", ended.stdout);
+    }
+}
+
+#[test]
+fn a_killed_active_side_ends_the_passive_one_in_an_orderly_way() {
+    let (at, from) = addresses();
+    let mut passive = passive(at, "");
+    let mut active = Program::start(&format!("-r {from} -s {at} {SHORT} -T 0"));
+    passive.wait_line(is_row);
+    active.wait_line(is_row);
+    active.signal(Signal::SIGKILL);
+    assert_eq!(active.end().status, None);
+    let ended = passive.end();
+    fine(&ended);
+    assert!(ended.stdout.contains("(average)"), "{}", ended.stdout);
+}
+
+#[test]
+fn a_killed_passive_side_leaves_the_active_one_running_to_its_end() {
+    let (at, from) = addresses();
+    let passive = passive(at, "");
+    let mut active = Program::start(&format!("-r {from} -s {at} {SHORT} -T 3"));
+    active.wait_line(is_row);
+    passive.signal(Signal::SIGKILL);
+    active.wait_line(|l| is_row(l) && row(l)[1] == 0.0 && row(l)[2] == 0.0);
+    let ended = active.end();
+    fine(&ended);
+    assert!(ended.stdout.contains("(average)"), "{}", ended.stdout);
+}
+
+#[test]
+fn abort_after_kills_by_sigalrm_once_the_tasks_have_cancelled() {
+    let port = free_port();
+    let ended = run(&format!("--loopback --rds-port {port} {SHORT} --abort-after 1 --cancel-sent-to -t 2"));
+    assert_eq!(ended.status, None, "{ended:?}");
+    assert_eq!(ended.stdout.matches(": cancelled ").count(), 4, "{}", ended.stdout);
+    assert!(!ended.stdout.contains("(average)"), "{}", ended.stdout);
+}
+
+/// A passive side whose first ack is `wrong`, seen by the active side.
+fn met_with(wrong: impl Fn(&mut Header, &mut Vec<u8>), options: &str) -> Ended {
+    let (at, from) = addresses();
+    let node = Node::open(at).unwrap();
+    let socket = node.bind(4001).unwrap();
+    let listener = TcpListener::bind((at, 4000)).unwrap();
+    let active = Program::start(&format!("-r {from} -s {at} {SHORT} -T 0 --json {options}"));
+    let (mut control, _) = listener.accept().unwrap();
+    let mut bytes = [0; V1_LEN + 1];
+    control.read_exact(&mut bytes).unwrap();
+    let block = Block::decode(Form::V1, &bytes[..V1_LEN]);
+    assert_eq!((block.send_addr, block.receive_addr), (at, from));
+    assert_eq!(bytes[V1_LEN], 0);
+    control.write_all(&[0]).unwrap();
+    let mut request = [0; 1024];
+    socket.set_recv_timeout(Some(Duration::from_secs(60)));
+    let Ok(Received::Message { full_len: 1024, from: sender, .. }) = socket.recv_from(&mut request) else {
+        panic!("a request of 1024 bytes had to come")
+    };
+    let seen = Header::read(&request[..HEADER_V4]);
+    assert_eq!((seen.seq, seen.from, seen.to, seen.index, seen.op), (0, sender, socket.local_addr(), 0, 1));
+    let mut header =
+        Header { seq: 0, from: socket.local_addr(), to: sender, index: 0, op: Op::Ack.code(), retry: false };
+    let mut ack = vec![0; block.ack_size as usize];
+    wrong(&mut header, &mut ack);
+    if ack.len() >= HEADER_V4 {
+        header.write(&mut ack[..HEADER_V4]);
+    }
+    socket.send_to(&ack, sender).unwrap();
+    active.end()
+}
+
+#[test]
+fn a_message_that_is_not_what_had_to_come_ends_the_run_with_a_report() {
+    type Wrong = fn(&mut Header, &mut Vec<u8>);
+    let cases: [(Wrong, &str, &[&str]); 7] = [
+        (|h, _| h.seq = 5, "", &["wrong header", "seq", "*"]),
+        (|h, _| h.index = 1, "", &["wrong header", "index", "*"]),
+        (|h, _| h.to.set_port(9), "", &["wrong header", "to_port", "*"]),
+        (|h, _| h.op = 3, "", &["operation 3"]),
+        (|_, ack| ack.push(0), "", &["Ack of 64 bytes where 63"]),
+        (|_, ack| ack.truncate(10), "", &["10 bytes", "header"]),
+        (|_, ack| ack[70] = 1, "-v -a 80", &["differs from the pattern", "bad bytes of 17", "offset 0"]),
+    ];
+    for (wrong, options, words) in cases {
+        let ended = met_with(wrong, options);
+        assert_eq!(ended.status, Some(1), "{ended:?}");
+        for word in words {
+            assert!(ended.stderr.contains(word), "{word} in {}", ended.stderr);
+        }
+        assert_eq!(json(&ended)["verify_errors"], 1, "{}", ended.stdout);
+    }
+}
