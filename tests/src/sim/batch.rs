@@ -13,6 +13,9 @@ use super::traffic::Traffic;
 use super::watch;
 use super::world::{Host, Step, World};
 
+/// Events of one seed, at most; usual are 20,000.
+const MOST_EVENTS: u64 = 1_000_000;
+
 /// A seed under way.
 pub struct Run {
     /// What was drawn.
@@ -126,7 +129,8 @@ impl Run {
 
     pub(super) fn start_host(&mut self, host: usize, clock_back: u64) {
         if let Some(spec) = &mut self.world.specs[host]
-            && self.world.cx.rng.u8(..) < 60 && std::env::var_os("ONE_LANE").is_none()
+            && !self.plan.hosts[host].one_lane
+            && self.world.cx.rng.u8(..) < 60
         {
             // The next life may be set up otherwise.
             spec.lanes = [1, 2, 4, 8][self.world.cx.rng.usize(..4)];
@@ -171,6 +175,10 @@ impl Run {
                 Step::Yours(Event::App(host)) => self.app(host),
                 Step::Yours(Event::Fault(i)) => self.fault(i),
                 Step::Yours(_) => {}
+            }
+            if self.world.cx.seen.events > MOST_EVENTS {
+                let now = self.world.cx.now / SEC;
+                self.world.cx.fail(format!("more than {MOST_EVENTS} events in {now} virtual seconds: nothing comes to rest"));
             }
             if self.world.cx.now >= look_at {
                 look_at = self.world.cx.now + SEC;

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fastrand::Rng;
+use rds_core::proto::is_smaller;
 use rds_core::wire::Capabilities;
 
 use super::coverage::Fault;
@@ -27,6 +28,8 @@ pub struct HostPlan {
     pub sockets: Vec<(u16, u64, u64, bool)>,
     /// Messages that its programs send before the faults end.
     pub quota: u32,
+    /// Whether it keeps to one lane in every life.
+    pub one_lane: bool,
 }
 
 /// One fault of a plan.
@@ -59,6 +62,9 @@ pub struct Plan {
     pub calm_at: Nanos,
 }
 
+/// Whether nodes offer several lanes to kernels that dial them: a node takes all connections of a kernel for its first
+/// lane, so that they displace each other.
+const LANES_FROM_KERNELS: bool = false;
 /// Messages that each seed carries at least.
 pub const MESSAGES: u32 = 1000;
 /// Faults that each seed has at least.
@@ -114,11 +120,14 @@ impl Plan {
                 temper: Self::draw_temper(rng),
                 sockets: Self::draw_sockets(rng),
                 quota: MESSAGES / count as u32 + rng.u32(1..100),
+                one_lane: false,
             });
         }
-        if hosts.iter().any(|h: &HostPlan| h.kind.is_kernel()) && std::env::var_os("ONE_LANE").is_some() {
-            for h in &mut hosts {
+        if !LANES_FROM_KERNELS {
+            let kernels: Vec<IpAddr> = hosts.iter().filter(|h| h.kind.is_kernel()).map(|h| h.address).collect();
+            for h in hosts.iter_mut().filter(|h| kernels.iter().any(|k| is_smaller(*k, h.address))) {
                 h.spec.lanes = 1;
+                h.one_lane = true;
             }
         }
         hosts.push(HostPlan {
@@ -128,6 +137,7 @@ impl Plan {
             temper: Self::draw_temper(rng),
             sockets: Vec::new(),
             quota: 0,
+            one_lane: true,
         });
         hosts
     }
