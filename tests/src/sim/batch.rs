@@ -129,7 +129,7 @@ impl Run {
 
     pub(super) fn start_host(&mut self, host: usize, clock_back: u64) {
         if let Some(spec) = &mut self.world.specs[host]
-            && !self.plan.hosts[host].one_lane
+            && !self.plan.hosts[host].fixed_lanes
             && self.world.cx.rng.u8(..) < 60
         {
             // The next life may be set up otherwise.
@@ -263,6 +263,11 @@ impl Run {
         let settled = watch::settle(&self.world.cx);
         self.world.cx.check(settled);
         let mut complaints = Vec::new();
+        for host in &self.world.hosts {
+            if let Host::Kernel(kernel) = host {
+                self.world.cx.tell(|| kernel.describe());
+            }
+        }
         for (i, t) in self.traffic.iter().enumerate() {
             if let Some((port, to)) = t.last_words.first() {
                 complaints.push(format!("host {i} port {port} still cannot send to host {} port {}", to.0, to.1));

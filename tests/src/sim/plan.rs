@@ -28,8 +28,8 @@ pub struct HostPlan {
     pub sockets: Vec<(u16, u64, u64, bool)>,
     /// Messages that its programs send before the faults end.
     pub quota: u32,
-    /// Whether it keeps to one lane in every life.
-    pub one_lane: bool,
+    /// Whether it offers as many lanes in every life.
+    pub fixed_lanes: bool,
 }
 
 /// One fault of a plan.
@@ -62,9 +62,24 @@ pub struct Plan {
     pub calm_at: Nanos,
 }
 
-/// Whether nodes offer several lanes to kernels that dial them: a node takes all connections of a kernel for its first
-/// lane, so that they displace each other.
-const LANES_FROM_KERNELS: bool = false;
+/// What nodes are known to do wrong: a seed draws it only where this says so.
+struct Known {
+    /// Several lanes offered to kernels that dial: the node takes all their connections for its first lane, so that they
+    /// displace each other.
+    lanes_dialled_by_kernels: bool,
+    /// Several lanes towards a kernel that restarts: the node dials them all at once, and the kernel takes what comes first
+    /// for its first path.
+    lanes_to_restarting_kernels: bool,
+    /// Another number of lanes in the next life: connections of lanes that are no more are taken for the first one.
+    lanes_change_on_restart: bool,
+}
+
+const KNOWN: Known = Known {
+    lanes_dialled_by_kernels: false,
+    lanes_to_restarting_kernels: false,
+    lanes_change_on_restart: false,
+};
+
 /// Messages that each seed carries at least.
 pub const MESSAGES: u32 = 1000;
 /// Faults that each seed has at least.
@@ -86,9 +101,19 @@ impl Plan {
             send_buffer: pick(rng, &[4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20]),
             receive_buffer: pick(rng, &[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
         };
-        let hosts = Self::draw_hosts(rng);
+        let mut hosts = Self::draw_hosts(rng);
         let calm_at = SEC * rng.u64(20..110);
         let faults = Self::draw_faults(rng, hosts.len() - 1, calm_at);
+        let restarts = [Fault::Restart, Fault::PowerLoss, Fault::ClockBack];
+        if faults.iter().any(|f| restarts.contains(&f.kind)) {
+            // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
+            for h in hosts.iter_mut().filter(|h| h.kind.is_kernel()) {
+                h.spec.ping_enable = true;
+            }
+            if !KNOWN.lanes_to_restarting_kernels && hosts.iter().any(|h| h.kind.is_kernel()) {
+                hosts.iter_mut().for_each(|h| h.spec.lanes = 1);
+            }
+        }
         Self { seed, wire, hosts, faults, calm_at }
     }
 
@@ -120,15 +145,20 @@ impl Plan {
                 temper: Self::draw_temper(rng),
                 sockets: Self::draw_sockets(rng),
                 quota: MESSAGES / count as u32 + rng.u32(1..100),
-                one_lane: false,
+                fixed_lanes: false,
             });
         }
-        if !LANES_FROM_KERNELS {
-            let kernels: Vec<IpAddr> = hosts.iter().filter(|h| h.kind.is_kernel()).map(|h| h.address).collect();
-            for h in hosts.iter_mut().filter(|h| kernels.iter().any(|k| is_smaller(*k, h.address))) {
+        let kernels: Vec<IpAddr> = hosts.iter().filter(|h| h.kind.is_kernel()).map(|h| h.address).collect();
+        for h in hosts.iter_mut().filter(|h| !h.kind.is_kernel() && !kernels.is_empty()) {
+            // Where neither side answers pings, nobody learns how many lanes there are.
+            h.spec.ping_enable = true;
+            if !KNOWN.lanes_dialled_by_kernels && kernels.iter().any(|k| is_smaller(*k, h.address)) {
                 h.spec.lanes = 1;
-                h.one_lane = true;
             }
+            h.fixed_lanes = true; // kernels do not survive that a peer offers fewer than before
+        }
+        if !KNOWN.lanes_change_on_restart {
+            hosts.iter_mut().for_each(|h| h.fixed_lanes = true);
         }
         hosts.push(HostPlan {
             address: address(v6_from == 0, 0),
@@ -137,7 +167,7 @@ impl Plan {
             temper: Self::draw_temper(rng),
             sockets: Vec::new(),
             quota: 0,
-            one_lane: true,
+            fixed_lanes: true,
         });
         hosts
     }
@@ -158,7 +188,7 @@ impl Plan {
             port_hard_limit: pick(rng, &[1, 4, 16]),
             handshake_timeout: Duration::from_millis(rng.u64(2_000..10_000)),
             identity_grace: Duration::from_millis(rng.u64(200..1500)),
-            ping_enable: rng.u8(..) >= 20,
+            ping_enable: rng.u8(..) >= 40,
             max_handshakes: pick(rng, &[16, 32, 256]),
             max_peers: 64,
         }

@@ -620,7 +620,7 @@ impl KernelHost {
     /// Whether someone should ping: messages wait, or a peer seems congested.
     #[must_use]
     pub fn needs_nudge(&self) -> bool {
-        !self.is_drained() || self.peers.values().any(|p| !p.map.is_empty())
+        !self.is_drained() || self.peers.values().any(|p| !p.map.is_empty() || p.npaths > 1)
     }
 
     /// Whether every message was sent and acknowledged.
@@ -638,5 +638,24 @@ impl KernelHost {
         for peer in peers {
             self.send_probe(cx, peer, 0, NUDGE_PORT, PORT_ENGINE);
         }
+        // With several lanes an old map may overtake a newer one, and stays in force until the next change.
+        for p in self.peers.values_mut() {
+            p.map_queued = true;
+        }
+    }
+
+    /// Its peers and queues in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let mut text = format!("kernel {}:", self.index);
+        for (peer, p) in &self.peers {
+            text += &format!(" [host {peer}, {} lanes, congested {:?}:", p.npaths, p.map);
+            for (i, path) in p.paths.iter().enumerate().filter(|(i, path)| *i == 0 || path.next_tx > 1) {
+                let (send, again) = (path.send.len(), path.retransmit.len());
+                text += &format!(" {i} {:?} {send}+{again} queued, rx {:#x}", path.state, path.next_rx);
+            }
+            text += "]";
+        }
+        text
     }
 }
