@@ -6,6 +6,7 @@ pub mod captures;
 pub mod ledger;
 pub mod program;
 pub mod proxy;
+pub mod sim;
 
 /// Address `host` in net `net` of this process: a loopback address that no other test process is likely to use at the same time.
 #[must_use]

@@ -1,0 +1,820 @@
+//! A model of TCP between the simulated hosts: byte streams with send and receive buffers, latency, flow control,
+//! acknowledgements by the receiver's stack, FIN, RST, lost power, cuts, and sockets that outlive their owner.
+//!
+//! What it keeps of real TCP, because the protocol above leans on it: a byte is acknowledged when it lies in the
+//! peer's receive buffer, read or not; what lies there survives a RST until it is read; what is in flight does not; a
+//! socket closed with unread bytes sends RST, otherwise its queue still goes out; one end can be gone while the
+//! other believes that it is up, until it sends or a keepalive probe finds out.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::net::IpAddr;
+
+use bytes::Bytes;
+
+/// Nanoseconds of virtual time.
+pub type Nanos = u64;
+/// One millisecond.
+pub const MS: Nanos = 1_000_000;
+/// One second.
+pub const SEC: Nanos = 1_000_000_000;
+
+/// One end of a TCP connection; side 0 dialled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct End {
+    /// Number of the connection, never used twice.
+    pub link: usize,
+    /// 0 for the side that dialled, 1 for the one that accepted.
+    pub side: usize,
+}
+
+impl End {
+    /// The other end.
+    #[must_use]
+    pub fn peer(self) -> Self {
+        Self { link: self.link, side: 1 - self.side }
+    }
+}
+
+/// What a host's TCP tells its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// A connection waits to be accepted.
+    Incoming(End),
+    /// The connection asked for stands.
+    Connected(End),
+    /// The connection asked for could not be made.
+    Failed(End),
+    /// There are bytes, an end or an error to be read.
+    Readable(End),
+    /// Bytes were acknowledged; there may be room.
+    Writable(End),
+}
+
+/// What happens next, and when.
+#[derive(Debug)]
+pub enum Event {
+    /// In the network.
+    Net(NetEvent),
+    /// A host runs. Counts only if it is still the wake that the host waits for.
+    Wake(usize),
+    /// A host's program does something.
+    App(usize),
+    /// The fault of this number begins or ends.
+    Fault(usize),
+}
+
+/// Something that travels, or a timer of TCP's.
+#[derive(Debug)]
+pub enum NetEvent {
+    /// The dialler's SYN arrives, the `u32`th attempt.
+    Syn(usize, u32),
+    /// The answer arrives.
+    SynAck(usize),
+    /// The refusal arrives.
+    Refusal(usize),
+    /// Bytes arrive at this end, beginning at this offset of the stream.
+    Segment(End, u64, Bytes),
+    /// The end of the stream arrives at this end, at this offset.
+    Fin(End, u64),
+    /// An acknowledgement arrives at this end: bytes received, and how far the sender may go.
+    Ack(End, u64, u64),
+    /// A reset arrives at this end.
+    Rst(End),
+    /// This end's keepalive or retransmission timer fires, the `u32`th time without an answer.
+    Probe(End, u32),
+}
+
+/// The events to come, in order of time and then of their making.
+#[derive(Debug, Default)]
+pub struct Queue {
+    heap: BinaryHeap<Reverse<Entry>>,
+    serial: u64,
+}
+
+#[derive(Debug)]
+struct Entry(Nanos, u64, Event);
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.1 == other.1
+    }
+}
+impl Eq for Entry {}
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.0, self.1).cmp(&(other.0, other.1))
+    }
+}
+
+impl Queue {
+    /// Makes `event` happen at `at`.
+    pub fn push(&mut self, at: Nanos, event: Event) {
+        self.serial += 1;
+        self.heap.push(Reverse(Entry(at, self.serial, event)));
+    }
+
+    /// The next event and its time.
+    pub fn pop(&mut self) -> Option<(Nanos, Event)> {
+        self.heap.pop().map(|Reverse(Entry(at, _, event))| (at, event))
+    }
+}
+
+/// How an end stands with its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Dialling.
+    Connecting,
+    /// Established, waiting in the accept queue.
+    Queued,
+    /// Established and owned.
+    Open,
+    /// Closed by its owner; the stack still delivers what was written.
+    Orphan,
+    /// Nothing is known of it any more.
+    Gone,
+}
+
+/// Why reading fails once the receive buffer is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// ECONNRESET.
+    Reset,
+    /// ETIMEDOUT.
+    TimedOut,
+}
+
+/// What a read gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// This many bytes were appended.
+    Data(usize),
+    /// EAGAIN.
+    Nothing,
+    /// The peer's FIN.
+    Eof,
+    /// The connection failed.
+    Failed(Failure),
+}
+
+#[derive(Debug)]
+struct Half {
+    host: usize,
+    phase: Phase,
+    // Sending.
+    unsent: VecDeque<Bytes>,
+    flight: VecDeque<(u64, Bytes)>,
+    written: u64,
+    sent: u64,
+    acked: u64,
+    edge: u64,
+    fin: bool,
+    fin_sent: bool,
+    send_buffer: u64,
+    // Receiving.
+    buffer: VecDeque<Bytes>,
+    received: u64,
+    read: u64,
+    eof: bool,
+    receive_buffer: u64,
+    advertised: u64,
+    failure: Option<Failure>,
+    last_arrival: Nanos,
+    probing: bool,
+}
+
+impl Half {
+    fn new(host: usize, phase: Phase, send_buffer: u64, receive_buffer: u64) -> Self {
+        Self {
+            host,
+            phase,
+            unsent: VecDeque::new(),
+            flight: VecDeque::new(),
+            written: 0,
+            sent: 0,
+            acked: 0,
+            edge: receive_buffer,
+            fin: false,
+            fin_sent: false,
+            send_buffer,
+            buffer: VecDeque::new(),
+            received: 0,
+            read: 0,
+            eof: false,
+            receive_buffer,
+            advertised: receive_buffer,
+            failure: None,
+            last_arrival: 0,
+            probing: false,
+        }
+    }
+
+    fn established(&self) -> bool {
+        matches!(self.phase, Phase::Queued | Phase::Open | Phase::Orphan) && self.failure.is_none()
+    }
+}
+
+#[derive(Debug)]
+struct Link {
+    ends: [Half; 2],
+    source_port: u16,
+}
+
+#[derive(Debug)]
+struct HostNet {
+    address: IpAddr,
+    powered: bool,
+    listening: bool,
+    next_port: u16,
+}
+
+/// Buffers and delays of the connections that are made from now on.
+#[derive(Clone, Copy, Debug)]
+pub struct Wire {
+    /// Shortest delay of a packet.
+    pub latency: Nanos,
+    /// What may come on top of it.
+    pub jitter: Nanos,
+    /// Bytes that a socket takes before it would block.
+    pub send_buffer: u64,
+    /// Bytes that a socket holds unread.
+    pub receive_buffer: u64,
+}
+
+/// All connections.
+#[derive(Debug)]
+pub struct Net {
+    /// Everything that will happen.
+    pub queue: Queue,
+    /// What hosts have to be told.
+    pub notices: Vec<(usize, Notice)>,
+    /// Delays and buffers.
+    pub wire: Wire,
+    rng: fastrand::Rng,
+    links: Vec<Link>,
+    hosts: Vec<HostNet>,
+    cuts: BTreeSet<(usize, usize)>,
+}
+
+/// Attempts of a SYN before the dialler gives up.
+const SYN_ATTEMPTS: u32 = 4;
+/// Probes without an answer that end a connection: 5 s idle, then every 5 s (`net/rds/tcp.c`, `rds_tcp_keepalive`).
+const PROBES: u32 = 6;
+const PROBE_EVERY: Nanos = 5 * SEC;
+
+impl Net {
+    /// A network without hosts.
+    #[must_use]
+    pub fn new(rng: fastrand::Rng, wire: Wire) -> Self {
+        Self {
+            queue: Queue::default(),
+            notices: Vec::new(),
+            wire,
+            rng,
+            links: Vec::new(),
+            hosts: Vec::new(),
+            cuts: BTreeSet::new(),
+        }
+    }
+
+    /// Adds a host, with its listener open; hosts are numbered from 0.
+    pub fn add_host(&mut self, address: IpAddr) {
+        self.hosts.push(HostNet { address, powered: true, listening: true, next_port: 4096 });
+    }
+
+    /// Whose end that is.
+    #[must_use]
+    pub fn host_of(&self, end: End) -> usize {
+        self.half(end).host
+    }
+
+    /// The address of a host.
+    #[must_use]
+    pub fn address_of(&self, host: usize) -> IpAddr {
+        self.hosts[host].address
+    }
+
+    /// The dialler's TCP port.
+    #[must_use]
+    pub fn source_port(&self, link: usize) -> u16 {
+        self.links[link].source_port
+    }
+
+    /// The connections between two hosts of which at least one end is owned or waits to be.
+    pub fn live_links(&self, a: usize, b: usize) -> impl Iterator<Item = usize> + '_ {
+        self.links.iter().enumerate().filter(move |(_, l)| {
+            let hosts = (l.ends[0].host, l.ends[1].host);
+            (hosts == (a, b) || hosts == (b, a))
+                && l.ends.iter().any(|e| matches!(e.phase, Phase::Open | Phase::Queued) && e.failure.is_none())
+        }).map(|(i, _)| i)
+    }
+
+    /// Bytes in the receive buffer of an end.
+    #[must_use]
+    pub fn unread(&self, end: End) -> u64 {
+        let half = self.half(end);
+        half.received - half.read
+    }
+
+    /// Bytes that this end's owner has read.
+    #[must_use]
+    pub fn read_offset(&self, end: End) -> u64 {
+        self.half(end).read
+    }
+
+    /// Bytes that came into this end's receive buffer, read or not.
+    #[must_use]
+    pub fn received_offset(&self, end: End) -> u64 {
+        self.half(end).received
+    }
+
+    /// SIOCOUTQ: bytes written and not acknowledged.
+    #[must_use]
+    pub fn unacked(&self, end: End) -> u64 {
+        let half = self.half(end);
+        half.written - half.acked
+    }
+
+    /// Bytes acknowledged, as this end knows.
+    #[must_use]
+    pub fn acked(&self, end: End) -> u64 {
+        self.half(end).acked
+    }
+
+    /// How the end stands.
+    #[must_use]
+    pub fn phase(&self, end: End) -> Phase {
+        self.half(end).phase
+    }
+
+    /// Whether there is an end, an error or a byte to read.
+    #[must_use]
+    pub fn is_readable(&self, end: End) -> bool {
+        let half = self.half(end);
+        !half.buffer.is_empty() || half.eof || half.failure.is_some()
+    }
+
+    /// Whether FIN came, or the connection failed.
+    #[must_use]
+    pub fn has_ended(&self, end: End) -> bool {
+        let half = self.half(end);
+        half.eof || half.failure.is_some()
+    }
+
+    /// Whether bytes could be written now.
+    #[must_use]
+    pub fn has_room(&self, end: End) -> bool {
+        let half = self.half(end);
+        half.phase == Phase::Open && half.failure.is_none() && half.written - half.acked < half.send_buffer
+    }
+
+    fn half(&self, end: End) -> &Half {
+        &self.links[end.link].ends[end.side]
+    }
+
+    fn half_mut(&mut self, end: End) -> &mut Half {
+        &mut self.links[end.link].ends[end.side]
+    }
+
+    fn reachable(&self, link: usize) -> bool {
+        let [a, b] = &self.links[link].ends;
+        self.hosts[a.host].powered
+            && self.hosts[b.host].powered
+            && !self.cuts.contains(&(a.host.min(b.host), a.host.max(b.host)))
+    }
+
+    fn delay(&mut self) -> Nanos {
+        self.wire.latency + self.rng.u64(0..=self.wire.jitter)
+    }
+
+    /// Sends something to `to`, behind all that was sent there before.
+    fn send(&mut self, now: Nanos, to: End, make: impl FnOnce() -> NetEvent) {
+        let at = now + self.delay();
+        let half = self.half_mut(to);
+        let at = at.max(half.last_arrival + 1);
+        half.last_arrival = at;
+        self.queue.push(at, Event::Net(make()));
+    }
+
+    fn tell(&mut self, end: End, notice: fn(End) -> Notice) {
+        let half = self.half(end);
+        if matches!(half.phase, Phase::Open | Phase::Connecting | Phase::Queued) {
+            let host = half.host;
+            self.notices.push((host, notice(end)));
+        }
+    }
+
+    // ---- what owners do ------------------------------------------------------------------------------------------
+
+    /// Dials. With a lane, the source port is that modulo 8.
+    pub fn connect(&mut self, now: Nanos, from: usize, to: usize, lane: Option<u8>) -> End {
+        let host = &mut self.hosts[from];
+        host.next_port = if host.next_port > 65_000 { 4096 } else { host.next_port + 8 };
+        let source_port = host.next_port + lane.map_or_else(|| self.rng.u16(0..8), u16::from);
+        let half = |host, phase| Half::new(host, phase, self.wire.send_buffer, self.wire.receive_buffer);
+        self.links.push(Link { ends: [half(from, Phase::Connecting), half(to, Phase::Gone)], source_port });
+        let end = End { link: self.links.len() - 1, side: 0 };
+        self.send(now, end.peer(), || NetEvent::Syn(end.link, 1));
+        end
+    }
+
+    /// Takes a connection out of the accept queue; it may have ended already. False if its listener is gone.
+    pub fn accept(&mut self, end: End) -> bool {
+        let half = self.half_mut(end);
+        let waiting = half.phase == Phase::Queued;
+        if waiting {
+            half.phase = Phase::Open;
+        }
+        waiting
+    }
+
+    /// Writes from `pieces`, at most `most` bytes and what fits. Returns how many.
+    pub fn write(&mut self, now: Nanos, end: End, pieces: &[Bytes], most: usize) -> usize {
+        let half = self.half_mut(end);
+        if half.phase != Phase::Open || half.failure.is_some() || half.fin {
+            return 0;
+        }
+        let room = half.send_buffer.saturating_sub(half.written - half.acked) as usize;
+        let total = room.min(most);
+        let mut left = total;
+        for piece in pieces {
+            let n = piece.len().min(left);
+            if n > 0 {
+                half.unsent.push_back(piece.slice(..n));
+            }
+            left -= n;
+        }
+        let n = total - left;
+        half.written += n as u64;
+        self.pump(now, end);
+        n
+    }
+
+    /// Reads at most `most` bytes into `out`.
+    pub fn read(&mut self, now: Nanos, end: End, most: usize, out: &mut Vec<u8>) -> Read {
+        let half = self.half_mut(end);
+        let mut n = 0;
+        while n < most {
+            let Some(front) = half.buffer.front_mut() else { break };
+            let take = front.len().min(most - n);
+            out.extend_from_slice(&front.split_to(take));
+            n += take;
+            if front.is_empty() {
+                half.buffer.pop_front();
+            }
+        }
+        half.read += n as u64;
+        if n > 0 {
+            let edge = half.read + half.receive_buffer;
+            let received = half.received;
+            let opened = edge - self.half(end).advertised >= self.half(end).receive_buffer / 2;
+            let peer = self.half(end.peer());
+            if (opened || !peer.unsent.is_empty()) && peer.established() && self.reachable(end.link) {
+                self.half_mut(end).advertised = edge;
+                self.send(now, end.peer(), || NetEvent::Ack(end.peer(), received, edge));
+            }
+            return Read::Data(n);
+        }
+        match half.failure {
+            Some(failure) => Read::Failed(failure),
+            None if half.eof => Read::Eof,
+            None => Read::Nothing,
+        }
+    }
+
+    /// Sends FIN behind what was written; goes on receiving.
+    pub fn shutdown(&mut self, now: Nanos, end: End) {
+        self.half_mut(end).fin = true;
+        self.pump(now, end);
+    }
+
+    /// Closes: with unread bytes a RST, otherwise what was written goes out, then FIN.
+    pub fn close(&mut self, now: Nanos, end: End) {
+        let half = self.half_mut(end);
+        match half.phase {
+            Phase::Gone | Phase::Orphan => {}
+            Phase::Connecting => half.phase = Phase::Gone,
+            Phase::Queued | Phase::Open if half.failure.is_some() => half.phase = Phase::Gone,
+            Phase::Queued | Phase::Open if !half.buffer.is_empty() => self.abort(now, end),
+            Phase::Queued | Phase::Open => {
+                half.phase = Phase::Orphan;
+                half.fin = true;
+                self.pump(now, end);
+            }
+        }
+    }
+
+    /// Closes with RST; what was not yet sent is gone.
+    pub fn abort(&mut self, now: Nanos, end: End) {
+        let was_up = self.half(end).established();
+        let half = self.half_mut(end);
+        half.phase = Phase::Gone;
+        half.unsent.clear();
+        half.flight.clear();
+        half.buffer.clear();
+        if was_up {
+            self.reply_rst(now, end);
+        }
+    }
+
+    // ---- faults --------------------------------------------------------------------------------------------------
+
+    /// A host loses power: nothing of its sockets is left, and nobody is told.
+    pub fn power_off(&mut self, now: Nanos, host: usize) {
+        self.hosts[host].powered = false;
+        for link in 0..self.links.len() {
+            for side in 0..2 {
+                let end = End { link, side };
+                if self.half(end).host == host && self.half(end).phase != Phase::Gone {
+                    let half = self.half_mut(end);
+                    half.phase = Phase::Gone;
+                    half.unsent.clear();
+                    half.flight.clear();
+                    half.buffer.clear();
+                    self.watch_over(now, end.peer());
+                }
+            }
+        }
+    }
+
+    /// Power is back.
+    pub fn power_on(&mut self, host: usize) {
+        self.hosts[host].powered = true;
+    }
+
+    /// A process dies: the host closes its sockets as `close` does.
+    pub fn kill(&mut self, now: Nanos, host: usize) {
+        for link in 0..self.links.len() {
+            for side in 0..2 {
+                let end = End { link, side };
+                if self.half(end).host == host {
+                    if self.half(end).phase == Phase::Queued { self.abort(now, end) } else { self.close(now, end) }
+                }
+            }
+        }
+    }
+
+    /// Opens or closes the listener: without one, SYNs are refused.
+    pub fn listen(&mut self, host: usize, on: bool) {
+        self.hosts[host].listening = on;
+    }
+
+    /// Nothing passes between two hosts any more.
+    pub fn cut(&mut self, now: Nanos, a: usize, b: usize) {
+        self.cuts.insert((a.min(b), a.max(b)));
+        for link in self.live_links(a, b).collect::<Vec<_>>() {
+            for side in 0..2 {
+                self.watch_over(now, End { link, side });
+            }
+        }
+    }
+
+    /// Undoes [`Net::cut`]: TCP sends again what was lost.
+    pub fn heal(&mut self, now: Nanos, a: usize, b: usize) {
+        self.cuts.remove(&(a.min(b), a.max(b)));
+        for link in 0..self.links.len() {
+            let hosts = [self.links[link].ends[0].host, self.links[link].ends[1].host];
+            if hosts == [a, b] || hosts == [b, a] {
+                for side in 0..2 {
+                    self.resend(now, End { link, side });
+                }
+            }
+        }
+    }
+
+    /// A RST appears out of nowhere at one end; the other is not told.
+    pub fn inject_rst(&mut self, now: Nanos, end: End) {
+        self.on_rst(end);
+        self.watch_over(now, end.peer());
+    }
+
+    fn resend(&mut self, now: Nanos, end: End) {
+        let half = self.half_mut(end);
+        if !half.established() {
+            return;
+        }
+        let (received, edge) = (half.received, half.read + half.receive_buffer);
+        while let Some((start, piece)) = half.flight.pop_back() {
+            half.unsent.push_front(piece);
+            half.sent = start;
+        }
+        half.fin_sent = false;
+        self.send(now, end.peer(), || NetEvent::Ack(end.peer(), received, edge));
+        self.pump(now, end);
+    }
+
+    /// Begins to probe at an end whose peer may be gone.
+    fn watch_over(&mut self, now: Nanos, end: End) {
+        let half = self.half_mut(end);
+        if half.established() && !half.probing {
+            half.probing = true;
+            self.queue.push(now + PROBE_EVERY, Event::Net(NetEvent::Probe(end, 1)));
+        }
+    }
+
+    // ---- the stacks ----------------------------------------------------------------------------------------------
+
+    /// Sends what the peer's window allows.
+    fn pump(&mut self, now: Nanos, end: End) {
+        if !self.reachable(end.link) {
+            self.watch_over(now, end);
+            // What is lost stays in flight until `heal` sends it again.
+        }
+        loop {
+            let tiny = self.rng.u8(..) < 8;
+            let most = if tiny { self.rng.u64(1..64) } else { 64 << 10 };
+            let half = self.half_mut(end);
+            if half.failure.is_some() || !matches!(half.phase, Phase::Open | Phase::Orphan) {
+                return;
+            }
+            let most = most.min(half.edge.saturating_sub(half.sent)) as usize;
+            let Some(front) = half.unsent.front_mut() else { break };
+            if most == 0 {
+                return;
+            }
+            let piece = front.split_to(front.len().min(most));
+            if front.is_empty() {
+                half.unsent.pop_front();
+            }
+            let start = half.sent;
+            half.sent += piece.len() as u64;
+            half.flight.push_back((start, piece.clone()));
+            self.send(now, end.peer(), || NetEvent::Segment(end.peer(), start, piece));
+        }
+        let half = self.half_mut(end);
+        if half.fin && !half.fin_sent {
+            half.fin_sent = true;
+            let at = half.sent;
+            self.send(now, end.peer(), || NetEvent::Fin(end.peer(), at));
+        }
+    }
+
+    fn reply_rst(&mut self, now: Nanos, from: End) {
+        self.send(now, from.peer(), || NetEvent::Rst(from.peer()));
+    }
+
+    fn on_rst(&mut self, end: End) {
+        let half = self.half_mut(end);
+        match half.phase {
+            Phase::Gone => {}
+            Phase::Orphan => half.phase = Phase::Gone,
+            Phase::Queued => half.failure = Some(Failure::Reset),
+            Phase::Connecting => {
+                self.tell(end, Notice::Failed);
+                self.half_mut(end).phase = Phase::Gone;
+            }
+            Phase::Open => {
+                half.failure = Some(Failure::Reset);
+                half.unsent.clear();
+                half.flight.clear();
+                self.tell(end, Notice::Readable);
+            }
+        }
+    }
+
+    /// Does what an event of the network says.
+    pub fn happen(&mut self, now: Nanos, event: NetEvent) {
+        match event {
+            NetEvent::Syn(link, attempt) => self.on_syn(now, link, attempt),
+            NetEvent::SynAck(link) => {
+                let end = End { link, side: 0 };
+                if !self.reachable(link) {
+                    self.watch_over(now, end.peer());
+                    self.queue.push(now + SEC, Event::Net(NetEvent::SynAck(link)));
+                } else if self.half(end).phase == Phase::Connecting {
+                    if self.half(end.peer()).established() {
+                        self.half_mut(end).phase = Phase::Open;
+                        self.tell(end, Notice::Connected);
+                    } else {
+                        self.on_rst(end);
+                    }
+                } else if self.half(end).phase == Phase::Gone {
+                    self.reply_rst(now, end);
+                }
+            }
+            NetEvent::Refusal(link) => {
+                let end = End { link, side: 0 };
+                if self.half(end).phase == Phase::Connecting {
+                    self.tell(end, Notice::Failed);
+                    self.half_mut(end).phase = Phase::Gone;
+                }
+            }
+            NetEvent::Segment(end, start, piece) => self.on_segment(now, end, start, piece),
+            NetEvent::Fin(end, at) => {
+                if self.reachable(end.link) {
+                    let half = self.half_mut(end);
+                    if half.established() && half.received == at && !half.eof {
+                        half.eof = true;
+                        self.tell(end, Notice::Readable);
+                    }
+                }
+            }
+            NetEvent::Ack(end, received, edge) => {
+                if !self.reachable(end.link) {
+                    return;
+                }
+                let half = self.half_mut(end);
+                if !half.established() {
+                    return;
+                }
+                half.edge = half.edge.max(edge);
+                if received > half.acked {
+                    half.acked = received;
+                    while half.flight.front().is_some_and(|(start, p)| start + p.len() as u64 <= received) {
+                        half.flight.pop_front();
+                    }
+                    self.tell(end, Notice::Writable);
+                }
+                self.pump(now, end);
+            }
+            NetEvent::Rst(end) => {
+                if self.reachable(end.link) {
+                    self.on_rst(end);
+                } else {
+                    self.watch_over(now, end);
+                }
+            }
+            NetEvent::Probe(end, count) => self.on_probe(now, end, count),
+        }
+    }
+
+    fn on_syn(&mut self, now: Nanos, link: usize, attempt: u32) {
+        let dialler = End { link, side: 0 };
+        if self.half(dialler).phase != Phase::Connecting {
+            return;
+        }
+        if !self.reachable(link) {
+            if attempt >= SYN_ATTEMPTS {
+                self.queue.push(now, Event::Net(NetEvent::Refusal(link)));
+            } else {
+                self.queue.push(now + (SEC << (attempt - 1)), Event::Net(NetEvent::Syn(link, attempt + 1)));
+            }
+            return;
+        }
+        let there = dialler.peer();
+        if self.hosts[self.half(there).host].listening {
+            self.half_mut(there).phase = Phase::Queued;
+            self.tell(there, Notice::Incoming);
+            self.send(now, dialler, || NetEvent::SynAck(link));
+        } else {
+            self.send(now, dialler, || NetEvent::Refusal(link));
+        }
+    }
+
+    fn on_segment(&mut self, now: Nanos, end: End, start: u64, piece: Bytes) {
+        if !self.reachable(end.link) {
+            self.watch_over(now, end.peer());
+            return;
+        }
+        let half = self.half_mut(end);
+        if !half.established() || half.phase == Phase::Orphan {
+            // Nobody will read it: the stack says so.
+            half.phase = if half.phase == Phase::Orphan { Phase::Gone } else { half.phase };
+            self.reply_rst(now, end);
+            return;
+        }
+        if start > half.received {
+            return; // behind a hole: TCP sends it again
+        }
+        let skip = (half.received - start) as usize;
+        if skip < piece.len() {
+            let fresh = piece.slice(skip..);
+            half.received += fresh.len() as u64;
+            half.buffer.push_back(fresh);
+            self.tell(end, Notice::Readable);
+        }
+        let half = self.half_mut(end);
+        let (received, edge) = (half.received, half.read + half.receive_buffer);
+        half.advertised = edge;
+        self.send(now, end.peer(), || NetEvent::Ack(end.peer(), received, edge));
+    }
+
+    fn on_probe(&mut self, now: Nanos, end: End, count: u32) {
+        let reachable = self.reachable(end.link);
+        let peer_alive = self.half(end.peer()).established();
+        let half = self.half_mut(end);
+        if !half.established() || (reachable && peer_alive) {
+            half.probing = false;
+        } else if reachable {
+            half.probing = false;
+            self.on_rst(end);
+        } else if count >= PROBES {
+            half.probing = false;
+            if half.phase == Phase::Open {
+                half.failure = Some(Failure::TimedOut);
+                half.unsent.clear();
+                half.flight.clear();
+                self.tell(end, Notice::Readable);
+            } else {
+                half.phase = Phase::Gone;
+            }
+        } else {
+            self.queue.push(now + PROBE_EVERY, Event::Net(NetEvent::Probe(end, count + 1)));
+        }
+    }
+}
