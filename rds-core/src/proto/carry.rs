@@ -153,8 +153,9 @@ impl Node {
     }
 
     /// What the peer's handshake says about lanes.
-    pub(super) fn note_lanes(&mut self, conn: ConnId, shown: &HandshakeExtensions) {
-        let Some(c) = self.conns.get_mut(conn) else { return };
+    /// Returns whether the connection's lane is one of them.
+    pub(super) fn note_lanes(&mut self, conn: ConnId, shown: &HandshakeExtensions) -> bool {
+        let Some(c) = self.conns.get_mut(conn) else { return false };
         let own = c.is_own();
         let p = &mut self.peers[c.peer as usize];
         if let Some(lanes) = shown.lanes.or(own.then_some(1)) {
@@ -162,10 +163,17 @@ impl Node {
             let count = lanes.clamp(1, u16::from(self.config.lanes)) as u8;
             p.set_count(count, self.config.first_sequence);
         }
-        if own && !c.dialed {
-            let told = (c.source_port % 8) as u8;
-            c.lane = if p.count > 1 && p.source_port_lane && told < p.count { told } else { 0 };
+        let told = if own && !c.dialed {
+            if shown.source_port_lane { (c.source_port % 8) as u8 } else { 0 }
+        } else {
+            c.lane
+        };
+        // A peer that used more lanes with an earlier life of ours tries them all again; it learns better on the first.
+        let used = !own || told < p.count;
+        if used {
+            c.lane = told;
         }
+        used
     }
 
     /// Tells that the peer is up, and makes its other lanes, once the handshake is over.

@@ -285,7 +285,10 @@ impl Node {
             self.counters.add(Counter::RecvPing, 1);
             let first = !std::mem::replace(&mut c.got_ping, true);
             if own && first {
-                self.note_lanes(conn, &shown);
+                if !self.note_lanes(conn, &shown) {
+                    self.end(now, conn, Some((CloseMode::Now, DropReason::LaneUnused)));
+                    return;
+                }
                 if self.try_carry(now, conn) {
                     self.answer(conn);
                 }

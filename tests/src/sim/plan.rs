@@ -77,7 +77,7 @@ struct Known {
 const KNOWN: Known = Known {
     lanes_dialled_by_kernels: false,
     lanes_to_restarting_kernels: false,
-    lanes_change_on_restart: false,
+    lanes_change_on_restart: true,
 };
 
 /// Messages that each seed carries at least.
