@@ -164,7 +164,7 @@ impl Node {
     /// [`Inbox::take_consumed`](super::Inbox::take_consumed). To be called at once while the port is congested
     /// ([`Action::Congestion`]), otherwise whenever about a quarter of the receive buffer has been consumed.
     pub fn consumed(&mut self, socket: SocketId, bytes: u64, messages: u64) {
-        self.local.consumed(socket, bytes, messages, &mut self.actions, self.config.address);
+        self.local.consumed(socket, bytes, messages, &mut self.actions, &self.config);
         self.after_consumption();
     }
 

@@ -456,7 +456,7 @@ impl Node {
         self.counters.add(Counter::RecvBytesAddedToSock, len);
         self.local.charge_receive(socket, len);
         if self.local.queued >= self.config.receive_budget {
-            self.local.sync_all(inbox, &mut self.actions, self.config.address);
+            self.local.sync_all(inbox, &mut self.actions, &self.config);
         }
         self.local.check_receive(socket, &self.config, inbox, &mut self.counters, &mut self.actions)
     }
