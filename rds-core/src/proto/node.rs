@@ -340,7 +340,7 @@ impl Node {
                 lane: lane as u8,
                 state,
                 next_tx: l.next_tx,
-                next_rx: if own { l.rx + 1 } else { l.rx },
+                next_rx: if own { l.rx.wrapping_add(1) } else { l.rx },
                 send_queue: l
                     .queue
                     .iter()
