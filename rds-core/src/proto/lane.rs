@@ -7,8 +7,9 @@ use bytes::{Bytes, BytesMut};
 use super::{SocketId, Time, Token};
 use crate::wire::{CongestionMap, HEADER_LEN};
 
-/// Most pongs that may wait on a lane; further pings go unanswered.
+/// Most pongs that may wait on a lane, and most that may be without acknowledgement; further pings go unanswered.
 const MAX_PONGS: u32 = 1024;
+const MAX_UNACKED_PONGS: u32 = 16 << 10;
 /// First and largest size of the buffers into which small messages are encoded, in bytes.
 const CHUNK_MIN: usize = 4 << 10;
 const CHUNK_MAX: usize = 128 << 10;
@@ -88,6 +89,7 @@ pub(super) struct Lane {
     /// Bytes of `unacked`, headers included.
     pub(super) unacked_bytes: u64,
     pongs: u32,
+    unacked_pongs: u32,
     open: BytesMut,
     chunk: usize,
     batches: VecDeque<Batch>,
@@ -111,6 +113,7 @@ impl Lane {
             resend: 0,
             unacked_bytes: 0,
             pongs: 0,
+            unacked_pongs: 0,
             open: BytesMut::new(),
             chunk: CHUNK_MIN,
             batches: VecDeque::new(),
@@ -151,7 +154,7 @@ impl Lane {
 
     /// Queues a pong, unless too many wait.
     pub(super) fn push_pong(&mut self, dport: u16) -> bool {
-        if self.pongs >= MAX_PONGS {
+        if self.pongs >= MAX_PONGS || self.pongs + self.unacked_pongs >= MAX_UNACKED_PONGS {
             return false;
         }
         self.pongs += 1;
@@ -187,6 +190,7 @@ impl Lane {
         self.unacked_bytes += HEADER_LEN as u64 + u64::from(message.len);
         if message.sport == crate::wire::PORT_ENGINE {
             self.pongs -= 1;
+            self.unacked_pongs += 1;
         }
         self.unacked.push_back(Unacked {
             sequence: self.next_tx,
@@ -215,9 +219,17 @@ impl Lane {
     pub(super) fn pop_unacked(&mut self, released: &mut Vec<Bytes>) -> Option<Unacked> {
         let u = self.unacked.pop_front()?;
         self.resend = self.resend.saturating_sub(1);
-        self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
-        self.unref(u.batch, released);
+        self.forget(&u, released);
         Some(u)
+    }
+
+    /// Takes a message that left `unacked` out of every count.
+    fn forget(&mut self, u: &Unacked, released: &mut Vec<Bytes>) {
+        self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
+        if u.sport == crate::wire::PORT_ENGINE {
+            self.unacked_pongs -= 1;
+        }
+        self.unref(u.batch, released);
     }
 
     fn unref(&mut self, batch: u64, released: &mut Vec<Bytes>) {
@@ -234,8 +246,7 @@ impl Lane {
     pub(super) fn drop_unacked_from(&mut self, index: usize, released: &mut Vec<Bytes>) -> VecDeque<Unacked> {
         let gone = self.unacked.split_off(index.min(self.unacked.len()));
         for u in &gone {
-            self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
-            self.unref(u.batch, released);
+            self.forget(u, released);
         }
         self.resend = self.resend.min(self.unacked.len());
         gone
