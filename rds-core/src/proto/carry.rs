@@ -324,6 +324,7 @@ impl Node {
             self.local.connections -= 1;
             lane.conn = None;
             lane.resend = 0;
+            lane.drop_unsent_dead(&mut self.released);
             self.lost(now, peer, index, &c);
         }
         if (tried || carried) && !self.closing {

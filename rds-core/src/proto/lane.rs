@@ -252,6 +252,20 @@ impl Lane {
         gone
     }
 
+    /// Takes cancelled messages out that the present connection has not sent: nobody will ever acknowledge them.
+    pub(super) fn drop_unsent_dead(&mut self, released: &mut Vec<Bytes>) {
+        if !self.unacked.range(self.resend..).any(|u| u.dead) {
+            return;
+        }
+        for u in self.unacked.split_off(self.resend) {
+            if u.dead {
+                self.forget(&u, released);
+            } else {
+                self.unacked.push_back(u);
+            }
+        }
+    }
+
     /// Puts every inline message of the queue into a buffer of its own, so that the queue can be reordered.
     fn set_apart(&mut self) {
         let bytes = self.open.split().freeze();
@@ -299,7 +313,23 @@ impl Lane {
         all
     }
 
-    /// Takes cancelled messages out of the queue; `victim` chooses. Inline ones stay as holes.
+    /// Closes the holes that cancelled inline messages left.
+    fn compact(&mut self) {
+        let (old, mut at) = (std::mem::take(&mut self.open), 0);
+        let open = &mut self.open;
+        self.queue.retain(|q| {
+            if matches!(q.stored, Stored::Inline) {
+                let end = at + HEADER_LEN + q.len as usize;
+                if !q.dead {
+                    open.extend_from_slice(&old[at..end]);
+                }
+                at = end;
+            }
+            !q.dead
+        });
+    }
+
+    /// Takes cancelled messages out of the queue; `victim` chooses. Inline ones stay as holes while those are the smaller part.
     pub(super) fn cancel(
         &mut self,
         victim: impl Fn(SocketId, u16) -> bool,
@@ -312,13 +342,21 @@ impl Lane {
                 gone.push((q.socket, q.sport, q.dport, q.len, q.token));
             }
         }
+        let mut holes = 0;
         self.queue.retain_mut(|q| match &mut q.stored {
             Stored::Apart(bytes) if q.dead => {
                 released.push(std::mem::take(bytes));
                 false
             }
+            Stored::Inline if q.dead => {
+                holes += HEADER_LEN + q.len as usize;
+                true
+            }
             _ => true,
         });
+        if holes > self.open.len() / 2 {
+            self.compact();
+        }
         self.held.retain(|_, held| {
             held.retain_mut(|q| {
                 let hit = victim(q.socket, q.dport);
@@ -339,6 +377,7 @@ impl Lane {
                 u.socket = super::local::NO_SOCKET;
             }
         }
+        self.drop_unsent_dead(released);
         gone
     }
 
