@@ -84,12 +84,15 @@ impl Node {
         if c.generation.is_some() {
             c.hold_until = None;
         }
-        let (peer, shown) = (c.peer, Incarnation { identity, generation: c.generation });
+        let (peer, order) = (c.peer, c.order);
+        let shown = Incarnation { identity, generation: c.generation };
         let before = self.peers[peer as usize].incarnation;
         let restarted = before.is_some_and(|b| b.differs(&shown));
         let generation =
             if restarted { shown.generation } else { shown.generation.or(before.and_then(|b| b.generation)) };
-        self.peers[peer as usize].incarnation = Some(Incarnation { identity, generation });
+        let p = &mut self.peers[peer as usize];
+        p.incarnation = Some(Incarnation { identity, generation });
+        p.shown = if restarted { order } else { p.shown.max(order) };
         if restarted {
             self.restarted(now, conn);
         }
@@ -112,7 +115,23 @@ impl Node {
             }
         }
         self.settle_lanes(peer);
-        let _ = now;
+        let parked = self.peers[peer as usize].lanes.iter().flat_map(|l| &l.parked);
+        let parked: Vec<ConnId> = parked.filter_map(|c| self.conns.id(*c)).collect();
+        for dead in parked.into_iter().filter(|c| self.is_outlived(*c)).collect::<Vec<_>>() {
+            self.end(now, dead, Some((CloseMode::Now, DropReason::PeerRestarted)));
+        }
+    }
+
+    /// Whether an own peer's connection is one of a dead incarnation: the present one showed itself on a connection that was
+    /// established later. Nothing but greetings came on it, since it was never answered.
+    pub(super) fn is_outlived(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|c| {
+            let p = &self.peers[c.peer as usize];
+            let shown = c.identity.map(|identity| Incarnation { identity, generation: c.generation });
+            c.is_own()
+                && c.order < p.shown
+                && matches!((p.incarnation, shown), (Some(present), Some(shown)) if present.differs(&shown))
+        })
     }
 
     /// Ends what the dead incarnation had not acknowledged as unknown. With `keep_sent`, what went out on the present
@@ -166,6 +185,13 @@ impl Node {
             let told = (c.source_port % 8) as u8;
             c.lane = if p.count > 1 && p.source_port_lane && told < p.count { told } else { 0 };
         }
+    }
+
+    /// Whether we dialled a lane that the peer, in a new incarnation, no longer offers: it takes the connection for lane 0.
+    pub(super) fn is_lane_gone(&self, conn: ConnId) -> bool {
+        self.conns
+            .get(conn)
+            .is_some_and(|c| c.dialed && c.lane > 0 && c.lane >= self.peers[c.peer as usize].count)
     }
 
     /// Tells that the peer is up, and makes its other lanes, once the handshake is over.

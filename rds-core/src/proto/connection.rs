@@ -44,6 +44,8 @@ pub(super) struct Conn {
     pub(super) dialed: bool,
     pub(super) source_port: u16,
     pub(super) since: Time,
+    /// Connections of the node in the order in which they were established.
+    pub(super) order: u64,
     pub(super) carrying_since: Time,
 
     /// Who is there, once the first message has told.
@@ -117,6 +119,7 @@ impl Conn {
             since: now,
             carrying_since: now,
             identity: None,
+            order: 0,
             assumed: false,
             generation: None,
             got_ping: false,

@@ -68,6 +68,8 @@ pub struct Node {
     /// The peer looked up last: most sends go where the one before went.
     last_peer: Option<(IpAddr, u32)>,
     pub(super) conns: Conns,
+    /// Connections established so far.
+    pub(super) established: u64,
     pub(super) actions: VecDeque<Action>,
     /// Connections that may have something to write.
     pub(super) ready: VecDeque<ConnId>,
@@ -109,6 +111,7 @@ impl Node {
             by_address: HashMap::new(),
             last_peer: None,
             conns: Conns::default(),
+            established: 0,
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             ack_list: Vec::new(),

@@ -267,9 +267,10 @@ impl Node {
         let _ = now;
     }
 
-    /// A newer connection of the same lane has spoken: what this one says of the present is old.
+    /// A newer connection has spoken: what this one says of the present is old.
     fn superseded(&self, c: &Conn) -> bool {
         matches!(c.phase, Phase::Draining | Phase::Closing)
+            || c.phase == Phase::Handshake && c.order < self.peers[c.peer as usize].shown
     }
 
     fn handshake(&mut self, now: Time, conn: ConnId, header: &Header) {
@@ -285,7 +286,15 @@ impl Node {
             self.counters.add(Counter::RecvPing, 1);
             let first = !std::mem::replace(&mut c.got_ping, true);
             if own && first {
+                if self.is_outlived(conn) {
+                    self.end(now, conn, Some((CloseMode::Now, DropReason::PeerRestarted)));
+                    return;
+                }
                 self.note_lanes(conn, &shown);
+                if self.is_lane_gone(conn) {
+                    self.end(now, conn, Some((CloseMode::Now, DropReason::PeerRestarted)));
+                    return;
+                }
                 if self.try_carry(now, conn) {
                     self.answer(conn);
                 }
