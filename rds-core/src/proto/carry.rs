@@ -355,6 +355,9 @@ impl Node {
         }
         if (tried || carried) && !self.closing {
             self.after_loss(now, peer, c.lane);
+        } else if !c.dialed {
+            // No knock was sent while it was coming.
+            self.want(peer);
         }
         self.forget_stranger(now, peer);
     }

@@ -102,6 +102,7 @@ impl Node {
         p.knocking = Some(conn.index);
         self.counters.add(Counter::ConnPokes, 1);
         self.actions.push_back(Action::Connect { conn, peer: p.address, lane: 0, lanes: 1 });
+        self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
     }
 
     pub(super) fn knocked(&mut self, now: Time, peer: u32) {
