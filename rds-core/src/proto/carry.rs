@@ -331,6 +331,7 @@ impl Node {
             self.actions.push_back(Action::Close { conn, peer, mode, reason });
         }
         self.granted -= c.rx_limit.saturating_sub(c.rx_used);
+        self.forget_stalled(conn, &c);
         if c.knock {
             self.knocked(now, peer);
             return;

@@ -73,6 +73,8 @@ pub(super) struct Conn {
     pub(super) rx_limit: u64,
     /// The window that we would grant if we could; less was granted.
     pub(super) stalled: bool,
+    /// Listed among the connections that wait for room.
+    pub(super) stall_listed: bool,
     /// Bytes accepted since an acknowledgement went out.
     pub(super) rx_unacked: u64,
     /// A port past its hard limit that this connection filled.
@@ -134,6 +136,7 @@ impl Conn {
             rx_used: 0,
             rx_limit: 0,
             stalled: false,
+            stall_listed: false,
             rx_unacked: 0,
             throttled_by: None,
             wire: VecDeque::new(),

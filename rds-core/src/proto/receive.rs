@@ -117,7 +117,10 @@ impl Node {
         if c.rx_unacked >= quarter && c.is_own() {
             c.ack_due = true;
         }
-        let (ready, waiting) = (c.window_due || c.ack_due || c.pong_due, c.stalled || pause);
+        let (ready, waiting) = (
+            c.window_due || c.ack_due || c.pong_due,
+            (c.stalled || pause) && !matches!(c.phase, Phase::Parked | Phase::Draining),
+        );
         if ready {
             self.mark_ready(conn.index);
         }
