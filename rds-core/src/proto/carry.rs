@@ -224,7 +224,10 @@ impl Node {
         let done = match c.phase {
             Phase::Carrying => !c.is_own() || c.got_pong,
             Phase::Draining | Phase::Closing => true,
-            Phase::Connecting | Phase::Handshake | Phase::Parked => false,
+            // The timer set when it was dialled does not count once it stands.
+            Phase::Connecting | Phase::Handshake | Phase::Parked => {
+                now.since(c.since) < self.config.handshake_timeout
+            }
         };
         if !done {
             self.end(now, conn, Some((CloseMode::Now, DropReason::HandshakeTimeout)));
