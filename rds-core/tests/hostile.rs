@@ -332,6 +332,20 @@ fn a_knock_that_gets_no_answer_is_given_up() {
 }
 
 #[test]
+fn the_handshake_has_its_time_from_when_the_connection_stands() {
+    let mut b = Bench::new(|_| {});
+    let (socket, _) = b.node.bind(4000).unwrap();
+    b.send(socket, LARGER, 4001, b"x").unwrap();
+    let (conn, _) = b.connects()[0];
+    b.pass(Duration::from_secs(9));
+    b.node.connected(b.now, conn);
+    b.pass(Duration::from_secs(9));
+    assert_eq!(b.connects(), [], "it has ten seconds");
+    b.pass(Duration::from_secs(2));
+    assert_ne!(b.connects(), [], "and no more");
+}
+
+#[test]
 fn connections_that_come_and_go_leave_no_pressure() {
     let mut b = Bench::new(|_| {});
     b.node.bind(4001).unwrap();
@@ -364,6 +378,22 @@ fn empty_messages_to_one_port_do_not_use_up_the_node() {
     }
     let held = b.node.snapshot(false).receive_queued;
     assert!(held <= (1 << 19) + 48, "{held} bytes are held for one port");
+}
+
+#[test]
+fn pongs_that_nobody_asked_for_do_not_use_up_the_node() {
+    let mut b = Bench::new(|c| c.receive_budget = 1 << 20);
+    let (to, _) = b.node.bind(4001).unwrap();
+    b.node.set_receive_buffer(to, 64 << 10);
+    let conn = b.own(9000, Own::new(5));
+    b.feed(conn, &data(1, 0, 4001, b"no pong has a payload"));
+    assert!(b.inbox.0.is_empty());
+    for i in 0..100 {
+        let pongs: Vec<u8> = (0..500).flat_map(|j| data(2 + i * 500 + j, 0, 4001, b"")).collect();
+        b.feed(conn, &pongs);
+    }
+    let held = b.node.snapshot(false).receive_queued;
+    assert!(held > 0 && held <= (1 << 19) + 48, "{held} bytes are held for one port");
 }
 
 #[test]

@@ -419,7 +419,10 @@ impl Node {
             }
             return;
         }
-        let socket = self.local.by_port(header.dport).filter(|_| header.dport != PORT_PROBE);
+        // No window bounds pongs: they have no payload, and a congested port gets none (a peer that knew would not answer).
+        let refused =
+            header.sport == PORT_ENGINE && (header.len > 0 || own && self.local.map.contains(header.dport));
+        let socket = self.local.by_port(header.dport).filter(|_| header.dport != PORT_PROBE && !refused);
         let Some(socket) = socket else {
             self.counters.add(Counter::RecvDropNoSock, 1);
             return;
