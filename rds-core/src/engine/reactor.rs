@@ -269,8 +269,9 @@ impl Reactor {
                 }
             }
             Action::QueryUnacked { conn } => {
+                // Under the lock: what a program writes meanwhile must not count as written but not as unacknowledged.
+                let mut core = shared.core();
                 if let Some(unacked) = self.conn(conn).and_then(|c| tcp::unacknowledged(&c.link.stream)) {
-                    let mut core = shared.core();
                     let now = shared.now();
                     core.node.tcp_unacked(now, conn, unacked);
                     core.dispatch(now);

@@ -102,6 +102,7 @@ impl Node {
         p.knocking = Some(conn.index);
         self.counters.add(Counter::ConnPokes, 1);
         self.actions.push_back(Action::Connect { conn, peer: p.address, lane: 0, lanes: 1 });
+        self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
     }
 
     pub(super) fn knocked(&mut self, now: Time, peer: u32) {
@@ -140,7 +141,9 @@ impl Node {
 
     fn expect_handshake(&mut self, now: Time, conn: ConnId) {
         self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
-        let Some(c) = self.conns.get(conn) else { return };
+        let Some(c) = self.conns.get_mut(conn) else { return };
+        self.established += 1;
+        c.order = self.established;
         let kernel = self.peers[c.peer as usize].incarnation.is_some_and(|i| !i.identity.is_own());
         if c.dialed && c.lane > 0 && kernel {
             self.timers.set(now + self.config.identity_grace, Timer::Grace(conn));

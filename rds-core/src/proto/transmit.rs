@@ -364,15 +364,16 @@ impl Node {
             return;
         }
         let lane = &self.peers[c.peer as usize].lanes[usize::from(c.lane)];
-        let due = c.window_due || c.ack_sent != lane.rx;
+        let ack = if c.acks_given(self.config.capabilities) { lane.rx } else { 0 };
+        let due = c.window_due || c.ack_sent != ack;
         c.ack_due = false;
-        if !due || !c.acks_given(self.config.capabilities) || c.pong_due {
+        if !due || c.pong_due {
             return;
         }
         c.window_due = false;
         c.rx_unacked = 0;
-        c.ack_sent = lane.rx;
-        let header = Header { sequence: c.rx_limit, ack: lane.rx, ..Header::default() };
+        c.ack_sent = ack;
+        let header = Header { sequence: c.rx_limit, ack, ..Header::default() };
         c.push(small(&mut self.scratch, &header.encode_with_checksum()));
         self.counters.add(Counter::SendAckOnly, 1);
     }
