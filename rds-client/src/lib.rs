@@ -96,7 +96,8 @@ impl NodeBuilder {
         self
     }
 
-    /// TCP congestion control of the node's connections (`TCP_CONGESTION`), such as `cubic`. Default: the system's.
+    /// TCP congestion control of the node's connections (`TCP_CONGESTION`), such as `cubic`; one that
+    /// `/proc/sys/net/ipv4/tcp_allowed_congestion_control` lists. Default: the system's.
     #[must_use]
     pub fn congestion_control(mut self, name: &str) -> Self {
         self.options.congestion_control = Some(name.to_owned());
