@@ -52,6 +52,19 @@ fn loopback_prints_one_table_with_average_and_quantiles() {
 }
 
 #[test]
+fn a_run_in_which_nothing_came_back_says_what_to_look_at() {
+    let (listen, dial) = (free_port(), free_port());
+    let ended = run(&format!("--loopback --listen-port {listen} --dial-port {dial} {SHORT} -T 1"));
+    assert_eq!(ended.status, Some(0), "as in the reference: {ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    for word in
+        ["nothing came back", &format!("port {dial} of 127.0.0.1"), &format!("port {listen} of 127.0.0.2")]
+    {
+        assert!(ended.stderr.contains(word), "{word}: {ended:?}");
+    }
+}
+
+#[test]
 fn json_is_all_that_stdout_has() {
     let ended = loopback("--json -t 2 -d 3 -q 2000 -a 100 -v");
     fine(&ended);
