@@ -307,15 +307,12 @@ fn show_params(offer: &Offer, passive: IpAddr, settings: &Settings, out: Out) {
     );
 }
 
-/// `-V`: traces of the engine to stderr. `RUST_LOG` chooses others.
-fn start_tracing(on: bool) {
-    if on {
-        let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("debug"));
-        // Both sides of --loopback ask for it: the second time it is there already.
-        let stderr = std::io::stderr;
-        let ansi = stderr().is_terminal();
-        let _ =
-            tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(stderr).try_init();
-    }
+/// Lines of the engine on stderr: what it warns of, with `-V` everything. `RUST_LOG` chooses others.
+fn start_tracing(all: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(if all { "debug" } else { "warn" }));
+    let stderr = std::io::stderr;
+    let ansi = stderr().is_terminal();
+    // Both sides of --loopback ask for it: the second time it is there already.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(stderr).try_init();
 }
