@@ -126,8 +126,8 @@ impl Shared {
         } else if nearer {
             self.right.nearer_deadline();
         }
-        if let Some(mut wakes) = wakes {
-            wakes.fire();
+        if let Some(wakes) = wakes {
+            wakes.finish();
         }
     }
 
