@@ -134,9 +134,9 @@ impl Reactor {
     fn spin(&mut self, shared: &Shared, until: Option<Instant>, parker: Option<&Parker>) -> bool {
         let limit = shared.options.busy_poll;
         let (Some(parker), false) = (parker, limit.is_zero()) else { return false };
-        let end = Instant::now() + limit;
-        let end = until.map_or(end, |u| u.min(end));
-        while Instant::now() < end {
+        let end = Instant::now().checked_add(limit);
+        let end = [until, end, self.next, self.next_deadline()].into_iter().flatten().min();
+        while end.is_none_or(|end| Instant::now() < end) {
             if parker.notified() || shared.right.has_work() {
                 break;
             }
