@@ -198,7 +198,11 @@ impl OwnHost {
     fn notices(&mut self, cx: &mut Ctx) -> bool {
         let mut later = VecDeque::new();
         if cx.chance(self.temper.reverse) {
-            self.pending.make_contiguous().reverse();
+            // All but the accept queue, which keeps its order.
+            let (queue, mut rest): (Vec<_>, Vec<_>) =
+                self.pending.drain(..).partition(|n| matches!(n, Notice::Incoming(_)));
+            rest.reverse();
+            self.pending = queue.into_iter().chain(rest).collect();
         }
         while let Some(notice) = self.pending.pop_front() {
             if cx.broken.is_some() {

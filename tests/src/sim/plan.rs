@@ -67,16 +67,19 @@ struct Known {
     /// Several lanes offered to kernels that dial: the node takes all their connections for its first lane, so that they
     /// displace each other.
     lanes_dialled_by_kernels: bool,
-    /// Several lanes towards a kernel that restarts: the node dials them all at once, and the kernel takes what comes first
-    /// for its first path.
-    lanes_to_restarting_kernels: bool,
+    /// Several lanes towards a kernel lost at once: the node dials them all at once, and the kernel takes what comes first for
+    /// its first path.
+    all_lanes_to_a_kernel_lost: bool,
+    /// Connections of a kernel that waited to be accepted, read in another order: the one read last is taken for the newest.
+    kernels_connections_read_in_any_order: bool,
     /// Another number of lanes in the next life: connections of lanes that are no more are taken for the first one.
     lanes_change_on_restart: bool,
 }
 
 const KNOWN: Known = Known {
     lanes_dialled_by_kernels: false,
-    lanes_to_restarting_kernels: false,
+    all_lanes_to_a_kernel_lost: false,
+    kernels_connections_read_in_any_order: false,
     lanes_change_on_restart: false,
 };
 
@@ -84,6 +87,10 @@ const KNOWN: Known = Known {
 pub const MESSAGES: u32 = 1000;
 /// Faults that each seed has at least.
 pub const FAULTS: usize = 5;
+
+/// Faults after which all lanes between two hosts are made anew.
+const TAKES_ALL_LANES: [Fault; 5] =
+    [Fault::CutLong, Fault::Restart, Fault::PowerLoss, Fault::ClockBack, Fault::Freeze];
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.usize(..from.len())]
@@ -103,16 +110,25 @@ impl Plan {
         };
         let mut hosts = Self::draw_hosts(rng);
         let calm_at = SEC * rng.u64(20..110);
-        let faults = Self::draw_faults(rng, hosts.len() - 1, calm_at);
-        let restarts = [Fault::Restart, Fault::PowerLoss, Fault::ClockBack];
-        if faults.iter().any(|f| restarts.contains(&f.kind)) {
-            // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
-            for h in hosts.iter_mut().filter(|h| h.kind.is_kernel()) {
-                h.spec.ping_enable = true;
-            }
-            if !KNOWN.lanes_to_restarting_kernels && hosts.iter().any(|h| h.kind.is_kernel()) {
+        let mut faults = Self::draw_faults(rng, hosts.len() - 1, calm_at);
+        let kernels = hosts.iter().any(|h| h.kind.is_kernel());
+        if kernels && !KNOWN.all_lanes_to_a_kernel_lost {
+            if rng.bool() {
                 hosts.iter_mut().for_each(|h| h.spec.lanes = 1);
+            } else {
+                for f in &mut faults {
+                    if TAKES_ALL_LANES.contains(&f.kind) {
+                        (f.kind, f.until) = (Fault::Reset, f.at);
+                    }
+                }
             }
+        }
+        if kernels && !KNOWN.kernels_connections_read_in_any_order {
+            hosts.iter_mut().for_each(|h| h.temper.reverse = 0);
+        }
+        if faults.iter().any(|f| TAKES_ALL_LANES.contains(&f.kind)) {
+            // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
+            hosts.iter_mut().filter(|h| h.kind.is_kernel()).for_each(|h| h.spec.ping_enable = true);
         }
         Self { seed, wire, hosts, faults, calm_at }
     }
