@@ -43,6 +43,14 @@ impl Run {
                 }
                 up
             }
+            Fault::Goodbye => match &mut self.world.hosts[f.host] {
+                Host::Own(own) if own.node.is_some() => {
+                    own.say_goodbye(&mut self.world.cx);
+                    self.world.settle_calls(f.host);
+                    true
+                }
+                _ => false,
+            },
             Fault::StopReading => {
                 self.traffic[f.host].deaf_until = f.until;
                 true
@@ -103,6 +111,10 @@ impl Run {
                 self.down_for[f.host] = None;
                 let back = if f.kind == Fault::ClockBack { 3_600_000 } else { 0 };
                 self.start_host(f.host, back);
+            }
+            Fault::Goodbye if self.down_for[f.host].is_none() => {
+                self.world.stop(f.host, false);
+                self.start_host(f.host, 0);
             }
             Fault::SlowNet => self.world.cx.net.wire = self.plan.wire,
             Fault::Refuse if self.world.is_up(f.host) => self.world.cx.net.listen(f.host, true),

@@ -612,7 +612,6 @@ impl OwnHost {
         match reason {
             DropReason::HandshakeTimeout => cx.see(Seen::HandshakeTimeout),
             DropReason::Replaced => cx.see(Seen::Replaced),
-            DropReason::PeerRestarted => cx.see(Seen::OldIncarnationClosed),
             DropReason::Framing(_) => cx.see(Seen::FramingLost),
             DropReason::Limit => cx.see(Seen::RefusedByLimit),
             DropReason::PokeDone => cx.see(Seen::Knock),
@@ -779,6 +778,7 @@ impl OwnHost {
                 self.sockets.map.insert(id, Socket::new(bound, book));
                 Some(id)
             }
+            Err(rds_core::proto::BindError::ShuttingDown) => None,
             Err(e) => {
                 cx.fail(format!("host {} cannot bind {port}: {e}", self.index));
                 None
@@ -896,6 +896,15 @@ impl OwnHost {
             }
         }
         self.output(cx);
+    }
+
+    /// Ends all connections in an orderly way, as a process does before it exits.
+    pub fn say_goodbye(&mut self, cx: &mut Ctx) {
+        if let Some(node) = self.node.as_mut() {
+            node.begin_shutdown();
+            node.close_connections(time(cx.now));
+            self.output(cx);
+        }
     }
 
     /// Asks to be told when nothing of the socket is on its way.

@@ -58,6 +58,8 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     /// The faults, in order of time.
     pub faults: Vec<FaultPlan>,
+    /// Kinds that may stand in for one that cannot be done.
+    pub instead: Vec<Fault>,
     /// When faults end and everything must come to rest.
     pub calm_at: Nanos,
 }
@@ -89,8 +91,8 @@ pub const MESSAGES: u32 = 1000;
 pub const FAULTS: usize = 5;
 
 /// Faults after which all lanes between two hosts are made anew.
-const TAKES_ALL_LANES: [Fault; 5] =
-    [Fault::CutLong, Fault::Restart, Fault::PowerLoss, Fault::ClockBack, Fault::Freeze];
+const TAKES_ALL_LANES: [Fault; 6] =
+    [Fault::CutLong, Fault::Restart, Fault::Goodbye, Fault::PowerLoss, Fault::ClockBack, Fault::Freeze];
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.usize(..from.len())]
@@ -130,7 +132,9 @@ impl Plan {
             // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
             hosts.iter_mut().filter(|h| h.kind.is_kernel()).for_each(|h| h.spec.ping_enable = true);
         }
-        Self { seed, wire, hosts, faults, calm_at }
+        let mut instead = vec![Fault::Reset, Fault::Cancel, Fault::Rebind, Fault::StopReading];
+        rng.shuffle(&mut instead);
+        Self { seed, wire, hosts, faults, instead, calm_at }
     }
 
     fn draw_hosts(rng: &mut Rng) -> Vec<HostPlan> {
@@ -241,6 +245,7 @@ impl Plan {
                     Fault::CutShort | Fault::Refuse => rng.u64(SEC / 10..8 * SEC),
                     Fault::CutLong => rng.u64(35 * SEC..60 * SEC),
                     Fault::Restart | Fault::ClockBack => rng.u64(MS..3 * SEC),
+                    Fault::Goodbye => rng.u64(SEC..5 * SEC),
                     Fault::PowerLoss => rng.u64(SEC / 10..20 * SEC),
                     Fault::StopReading | Fault::Freeze | Fault::SlowNet => rng.u64(SEC / 10..10 * SEC),
                     Fault::AckStarvation => rng.u64(SEC / 10..SEC),
