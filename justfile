@@ -13,9 +13,9 @@ check:
 test *filter:
     cargo test --workspace {{ filter }}
 
-# Only the simulator's tests.
+# Run the simulator over many seeds: `just sim --seeds 10000`.
 sim *args:
-    cargo test -p rds-tests --release --test sim {{ if args == "" { "" } else { "-- " + args } }}
+    cargo run --release -p rds-tests --bin rds-sim -- {{ args }}
 
 # Measure both ends in one process over loopback: `just stress -q 64K -d 8 -T 10`.
 stress *args="-T 5":
@@ -27,7 +27,7 @@ fuzz seconds="10" *targets:
 
 # Benchmarks.
 bench *args:
-    cargo bench --workspace {{ args }}
+    cargo run --release -p rds-bench -- {{ args }}
 
 # Format the code.
 fmt:

@@ -22,7 +22,7 @@ pub(crate) fn receiver(side: &Side) -> Result<(), String> {
     let listener = TcpListener::bind("127.55.0.2:0").map_err(|e| format!("cannot listen: {e}"))?;
     say(&format!("ready {}", listener.local_addr().map_err(|e| e.to_string())?))?;
     let (stream, _) = listener.accept().map_err(|e| format!("cannot accept: {e}"))?;
-    tune(&stream)?;
+    tune(&stream, side)?;
     let mut meter = Meter::new(side);
     match side.kind {
         Kind::RoundTrip => answer(stream, side, &mut meter),
@@ -34,7 +34,7 @@ pub(crate) fn receiver(side: &Side) -> Result<(), String> {
 
 pub(crate) fn sender(side: &Side) -> Result<(), String> {
     let mut stream = TcpStream::connect(side.destination()?).map_err(|e| format!("cannot connect: {e}"))?;
-    tune(&stream)?;
+    tune(&stream, side)?;
     let mut meter = Meter::new(side);
     let stop = stop_at_end_of_input();
     let go_on = || !stop.load(Relaxed);
@@ -47,14 +47,12 @@ pub(crate) fn sender(side: &Side) -> Result<(), String> {
     say_found(&meter.cost())
 }
 
-/// Writes go out at once, and without the pacing of bbr, which is some systems' default and slows loopback. Buffers are left to
-/// the kernel: fixed ones are slower.
-fn tune(stream: &TcpStream) -> Result<(), String> {
+/// Writes go out at once. Buffers are left to the kernel: fixed ones are slower.
+fn tune(stream: &TcpStream, side: &Side) -> Result<(), String> {
     let socket = SockRef::from(stream);
-    socket
-        .set_tcp_congestion(b"cubic")
-        .or_else(|_| socket.set_tcp_congestion(b"reno"))
-        .map_err(|e| format!("neither cubic nor reno: {e}"))?;
+    if let Some(name) = side.congestion() {
+        socket.set_tcp_congestion(name.as_bytes()).map_err(|e| format!("congestion control {name}: {e}"))?;
+    }
     socket.set_tcp_nodelay(true).map_err(|e| format!("cannot set TCP_NODELAY: {e}"))
 }
 

@@ -54,6 +54,9 @@ struct Cli {
     /// Receive buffer of the receiving RDS socket in bytes.
     #[arg(long, default_value_t = 8 << 20)]
     receive_buffer: u64,
+    /// TCP congestion control of both transports; `system` for the system's default, which may pace loopback (bbr does).
+    #[arg(long, default_value = "cubic")]
+    congestion_control: String,
     /// Prints JSON instead of a table.
     #[arg(long)]
     json: bool,

@@ -56,6 +56,7 @@ impl Started {
             ("--port", cli.port.to_string()),
             ("--send-buffer", cli.send_buffer.to_string()),
             ("--receive-buffer", cli.receive_buffer.to_string()),
+            ("--congestion-control", cli.congestion_control.clone()),
         ] {
             command.args([option, &value]);
         }

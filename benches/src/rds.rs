@@ -19,7 +19,10 @@ const LOOK_EVERY: u64 = 64;
 const TICK: Duration = Duration::from_millis(100);
 
 fn open(side: &Side, address: Ipv4Addr) -> Result<(Node, Socket), String> {
-    let builder = Node::builder(IpAddr::V4(address)).listen_port(side.port).dial_port(side.port);
+    let mut builder = Node::builder(IpAddr::V4(address)).listen_port(side.port).dial_port(side.port);
+    if let Some(name) = side.congestion() {
+        builder = builder.congestion_control(name);
+    }
     let node = builder.open().map_err(|e| e.to_string())?;
     let socket = node.bind(PORT).map_err(|e| e.to_string())?;
     socket.set_send_buffer(side.send_buffer);

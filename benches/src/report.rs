@@ -57,8 +57,11 @@ struct Json<'a> {
 }
 
 #[derive(Serialize)]
-struct Machine {
+struct Machine<'a> {
     kernel: String,
+    /// Of 1, 5 and 15 minutes, at the end: the comparison itself keeps about two cores busy.
+    load_average: String,
+    congestion_control: &'a str,
     cpus: usize,
     rounds: u32,
     seconds: f64,
@@ -116,9 +119,11 @@ impl Report {
                 rds_runs: &line.rds,
             })
             .collect();
-        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let line = |path| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let machine = Machine {
-            kernel: kernel.trim().to_owned(),
+            kernel: line("/proc/sys/kernel/osrelease"),
+            load_average: line("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(" "),
+            congestion_control: &cli.congestion_control,
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
             rounds: cli.rounds,
             seconds: cli.seconds,

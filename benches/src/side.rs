@@ -44,6 +44,8 @@ pub(crate) struct Side {
     pub(crate) send_buffer: u64,
     #[arg(long)]
     pub(crate) receive_buffer: u64,
+    #[arg(long)]
+    pub(crate) congestion_control: String,
     /// Where the receiver is.
     #[arg(long)]
     pub(crate) to: Option<SocketAddr>,
@@ -58,6 +60,11 @@ impl Side {
             (Transport::Rds, Role::Receiver) => rds::receiver(self),
             (Transport::Rds, Role::Sender) => rds::sender(self),
         }
+    }
+
+    /// The congestion control to set, if any.
+    pub(crate) fn congestion(&self) -> Option<&str> {
+        (self.congestion_control != SYSTEM).then_some(&self.congestion_control)
     }
 
     pub(crate) fn destination(&self) -> Result<SocketAddr, String> {
@@ -96,6 +103,8 @@ pub(crate) fn cpu_seconds() -> f64 {
         .sum()
 }
 
+/// The name that leaves congestion control to the system.
+const SYSTEM: &str = "system";
 /// Longest round trip that is told from longer ones: a minute.
 const MOST_NANOS: u64 = 60_000_000_000;
 

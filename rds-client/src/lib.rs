@@ -117,6 +117,16 @@ impl NodeBuilder {
     pub fn open(self) -> Result<Node, OpenError> {
         Engine::open(self.options).map(Node)
     }
+
+    /// Opens the node with sockets bound to `ports`, in that order. Peers that are sending already find them there, where
+    /// between [`NodeBuilder::open`] and [`Node::bind`] their messages would be dropped for want of a socket.
+    ///
+    /// # Errors
+    /// [`OpenError`]; `Bind` when a port cannot be had.
+    pub fn open_bound(self, ports: &[u16]) -> Result<(Node, Vec<Socket>), OpenError> {
+        let (engine, sockets) = Engine::open_bound(self.options, ports)?;
+        Ok((Node(engine), sockets.into_iter().map(Socket).collect()))
+    }
 }
 
 /// One RDS node in this process. Cheap to clone; when the last clone and the last socket are gone, it is drained

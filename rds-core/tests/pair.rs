@@ -423,3 +423,26 @@ fn cancelled_messages_do_not_arrive_and_give_their_room_back() {
     assert_eq!(p.take(1, c), [[1], [3], [5], [7], [9]]);
     assert_eq!(p.sides[0].node.snapshot(false).sockets[0].send_queued, 0);
 }
+
+#[test]
+fn a_connection_stays_ready_until_its_transmission_begins() {
+    let mut p = Pair::new();
+    let a = p.bind(0, 4000);
+    p.bind(1, 4001);
+    p.send(0, a, 4001, b"first").unwrap();
+    p.run();
+    p.send(0, a, 4001, b"second").unwrap();
+    let node = &mut p.sides[0].node;
+    let conn = node.poll_transmit().unwrap();
+    assert_eq!((node.poll_transmit(), node.poll_idle_transmit()), (Some(conn), Some(conn)));
+    let mut out = Vec::new();
+    let n = node.begin_transmit(conn, 1 << 16, &mut out);
+    assert!(n > 0);
+    assert_eq!((node.poll_transmit(), node.poll_idle_transmit()), (None, None), "the right is taken");
+    node.end_transmit(p.now, conn, n, false);
+    assert_eq!(node.poll_transmit(), None, "all was written");
+    p.send(0, a, 4001, b"third").unwrap();
+    let node = &mut p.sides[0].node;
+    assert_eq!(node.poll_transmit(), Some(conn));
+    assert_eq!(node.poll_idle_transmit(), None, "the second is outstanding");
+}

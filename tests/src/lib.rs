@@ -4,6 +4,7 @@
 mod book;
 pub mod captures;
 pub mod ledger;
+pub mod program;
 pub mod proxy;
 pub mod sim;
 

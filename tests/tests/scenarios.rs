@@ -68,7 +68,9 @@ fn what_a_reset_took_is_sent_again_flagged_and_arrives_once() {
     let first = pair.send(SMALL, a, (LARGE, 4001), 10);
     pair.end(first);
     let ids: Vec<usize> = (0..20).map(|_| pair.send(SMALL, a, (LARGE, 4001), 1000)).collect();
-    pair.world.run_until("bytes on their way", SEC, |w| ids.iter().all(|id| !w.cx.ledger.messages[*id].written.is_empty()));
+    pair.world.run_until("bytes on their way", SEC, |w| {
+        ids.iter().all(|id| !w.cx.ledger.messages[*id].written.is_empty())
+    });
     pair.reset_at(&[SMALL, LARGE]);
     for id in ids {
         assert_eq!(pair.end(id), DELIVERED);
@@ -181,7 +183,9 @@ fn map_comes_first_on_every_connection() {
     for _ in 0..3 {
         pair.send(SMALL, a, (LARGE, 4001), 600);
     }
-    pair.world.run_until("congestion", SEC, |w| w.cx.watch.maps.get(&(SMALL, LARGE)).is_some_and(|m| m.contains(4001)));
+    pair.world.run_until("congestion", SEC, |w| {
+        w.cx.watch.maps.get(&(SMALL, LARGE)).is_some_and(|m| m.contains(4001))
+    });
     for _ in 0..3 {
         let old = pair.link();
         pair.reset_at(&[SMALL, LARGE]);
@@ -197,7 +201,8 @@ fn map_comes_first_on_every_connection() {
 
 #[test]
 fn window_blocks_and_reopens() {
-    let spec = OwnSpec { window: 64 << 10, receive_budget: 256 << 10, max_message: 64 << 10, ..OwnSpec::default() };
+    let spec =
+        OwnSpec { window: 64 << 10, receive_budget: 256 << 10, max_message: 64 << 10, ..OwnSpec::default() };
     let mut pair = Pair::with(OwnSpec::default(), spec);
     let a = pair.bind_small(SMALL, 4000, 1 << 20);
     let b = pair.bind_small(LARGE, 4001, 64 << 20);
@@ -296,7 +301,11 @@ fn both_kinds_of_kernel_get_and_give_messages_from_both_sides() {
             let a = pair.bind(own, 4000);
             pair.bind_kernel(kernel, 4001);
             let id = pair.send(own, a, (kernel, 4001), 77);
-            assert_eq!(pair.end(id), Outcome::Delivered(Guarantee::Transport), "new kernel {new}, own host {own}");
+            assert_eq!(
+                pair.end(id),
+                Outcome::Delivered(Guarantee::Transport),
+                "new kernel {new}, own host {own}"
+            );
             pair.arrive(id);
             let back = pair.world.kernel_send(kernel, 4001, (own, 4000), 78).expect("room");
             pair.arrive(back);
@@ -328,7 +337,8 @@ fn a_repeat_of_a_kernels_message_is_dropped() {
         pair.arrive(first);
         let ids: Vec<usize> =
             (0..10).map(|_| pair.world.kernel_send(SMALL, 4001, (LARGE, 4000), 300).expect("room")).collect();
-        pair.world.run_until("their arrival, unacknowledged", SEC, |w| ids.iter().all(|id| w.has_arrived(*id)));
+        pair.world
+            .run_until("their arrival, unacknowledged", SEC, |w| ids.iter().all(|id| w.has_arrived(*id)));
         pair.reset_at(&[SMALL, LARGE]);
         pair.world.run_until("acknowledgement", 10 * SEC, |w| w.kernel(SMALL).is_drained());
         assert!(pair.seen(Seen::Retransmitted) > 0, "the kernel's TCP had not heard of their arrival");

@@ -26,10 +26,13 @@ fn one_seed_is_one_run() {
     let run = |seed| {
         let text = Rc::new(RefCell::new(String::new()));
         let sink = Rc::clone(&text);
-        let report = run_seed(seed, Some(Box::new(move |line| {
-            sink.borrow_mut().push_str(line);
-            sink.borrow_mut().push('\n');
-        })));
+        let report = run_seed(
+            seed,
+            Some(Box::new(move |line| {
+                sink.borrow_mut().push_str(line);
+                sink.borrow_mut().push('\n');
+            })),
+        );
         (report.digest, report.coverage, text.take())
     };
     let (first, again) = (run(4), run(4));
@@ -50,6 +53,9 @@ fn a_broken_promise_names_the_command_that_replays_it() {
     };
     let line = report.line();
     assert_eq!(line.lines().count(), 1);
-    assert!(line.starts_with("cargo run --release -p rds-tests --bin rds-sim -- --seed 1234 --trace"), "{line}");
+    assert!(
+        line.starts_with("cargo run --release -p rds-tests --bin rds-sim -- --seed 1234 --trace"),
+        "{line}"
+    );
     assert!(line.contains("message 7 was lost"), "{line}");
 }

@@ -2,39 +2,18 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 
 use rds_tests::address;
 use rds_tests::ledger::process::PATIENCE;
+use rds_tests::program::rds_stress;
 use rds_tests::proxy::{Break, Proxy, Route, Schedule};
 
 /// TCP ports of control connections, nodes and proxies.
 const CONTROL: u16 = 4000;
 const NODE: u16 = 17405;
 const PROXY: u16 = 17406;
-
-/// The program, built as these tests are.
-fn program() -> &'static PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--package", "rds-stress", "--bin", "rds-stress", "--message-format", "json"]);
-        if !cfg!(debug_assertions) {
-            build.arg("--release");
-        }
-        let built = build.stderr(Stdio::inherit()).output().expect("cargo runs");
-        assert!(built.status.success(), "rds-stress does not build");
-        let messages = built.stdout.lines().map_while(Result::ok);
-        let program = messages.filter_map(|line| {
-            let message: serde_json::Value = serde_json::from_str(&line).ok()?;
-            message["executable"].as_str().map(PathBuf::from)
-        });
-        program.last().expect("cargo says where the program is")
-    })
-}
 
 struct Stress {
     child: Child,
@@ -45,7 +24,7 @@ struct Stress {
 
 impl Stress {
     fn start(address: Ipv4Addr, dial: u16, more: &[&str]) -> Self {
-        let mut command = Command::new(program());
+        let mut command = Command::new(rds_stress());
         command.args(["-r", &address.to_string(), "-p", &CONTROL.to_string(), "--json"]);
         command.args(["--listen-port", &NODE.to_string(), "--dial-port", &dial.to_string()]);
         command.args(["--start-delay", "0.2", "--warmup", "0.3"]).args(more);

@@ -182,6 +182,7 @@ impl Core {
                 other => self.io.push_back(other),
             }
         }
+        self.node.take_released(&mut self.wakes.released);
         self.notify_ends();
     }
 

@@ -45,6 +45,15 @@ impl Engine {
     /// # Errors
     /// [`OpenError`].
     pub fn open(options: Options) -> Result<Self, OpenError> {
+        Self::open_bound(options, &[]).map(|(engine, _)| engine)
+    }
+
+    /// Opens a node with sockets bound to `ports`, in that order. Peers that are sending already find them there, where
+    /// between [`Engine::open`] and [`Engine::bind`] their messages would be dropped for want of a socket.
+    ///
+    /// # Errors
+    /// [`OpenError`]; `Bind` when a port cannot be had.
+    pub fn open_bound(options: Options, ports: &[u16]) -> Result<(Self, Vec<Socket>), OpenError> {
         let origin = Instant::now();
         let node = Node::new(options.config.clone())?;
         let address = SocketAddr::new(options.config.address, options.listen_port);
@@ -54,12 +63,16 @@ impl Engine {
         let (reactor, waker) = Reactor::new(listener).map_err(io)?;
         let right = Arc::new(PollRight::new(waker));
         let shared = Arc::new(Shared::new(options, listen_addr, Core::new(node), reactor, right, origin));
+        let engine = Self(Arc::new(Inner { shared: Arc::clone(&shared), background: Mutex::new(None) }));
+        // Nobody polls yet, so nothing is accepted before the sockets are there.
+        let sockets = ports.iter().map(|port| engine.bind(*port)).collect::<Result<_, _>>()?;
         let polling = Arc::clone(&shared);
         let background = std::thread::Builder::new()
             .name(format!("rds {}", listen_addr.ip()))
             .spawn(move || run_background(&polling))
             .map_err(io)?;
-        Ok(Self(Arc::new(Inner { shared, background: Mutex::new(Some(background)) })))
+        *engine.0.background.lock().unwrap_or_else(PoisonError::into_inner) = Some(background);
+        Ok((engine, sockets))
     }
 
     pub(super) fn shared(&self) -> &Shared {

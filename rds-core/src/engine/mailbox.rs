@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::parker::Parker;
@@ -372,9 +372,11 @@ fn descriptor(cell: &OnceLock<EventFd>) -> io::Result<BorrowedFd<'_>> {
     cell.get().map(AsFd::as_fd).ok_or_else(|| io::Error::other("no descriptor"))
 }
 
-/// Threads to be woken once no lock is held.
+/// Threads to be woken, and payloads to be dropped, once no lock is held.
 #[derive(Default)]
 pub(crate) struct Wakes {
+    /// Programs' payloads among them, whose drop may call the engine.
+    pub(crate) released: Vec<Bytes>,
     mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) parkers: Vec<Arc<Parker>>,
 }
@@ -382,7 +384,8 @@ pub(crate) struct Wakes {
 impl Wakes {
     /// Takes the list, if anybody is on it.
     pub(crate) fn take(&mut self) -> Option<Self> {
-        (!self.mailboxes.is_empty() || !self.parkers.is_empty()).then(|| std::mem::take(self))
+        let none = self.mailboxes.is_empty() && self.parkers.is_empty() && self.released.is_empty();
+        (!none).then(|| std::mem::take(self))
     }
 
     /// Wakes them: of those that wait for messages, as many as there are messages. Keeps its own memory.
@@ -397,6 +400,12 @@ impl Wakes {
         }
         for parker in self.parkers.drain(..) {
             parker.unpark();
+        }
+        // A payload's drop may come back here, and its panic must not end whoever happens to poll.
+        while let Some(payload) = self.released.pop() {
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(payload))).is_err() {
+                tracing::error!("the drop of a payload panicked; its message was not affected");
+            }
         }
     }
 }

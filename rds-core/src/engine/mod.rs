@@ -8,13 +8,13 @@
 //! | module | purpose |
 //! | --- | --- |
 //! | `handle` | opening, binding, snapshots, shutdown |
-//! | `socket`, `recv` | what programs call |
+//! | `socket`, `send`, `recv` | what programs call |
 //! | `shared` | the transmit path, and blocking |
 //! | `core` | the node and its tables, under the core's lock |
 //! | `pool` | buffers of large payloads |
 //! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
 //! | `right`, `parker` | who polls, who sleeps, and how they are woken |
-//! | `reactor`, `conn` | the poll loop and the reading end of connections |
+//! | `reactor`, `lifecycle`, `conn` | the poll loop, and connections as it sees them |
 //! | `link` | the writing end |
 //! | `tcp`, `log`, `options` | TCP settings, log lines, settings |
 //!
@@ -26,6 +26,7 @@ mod core;
 mod error;
 mod event;
 mod handle;
+mod lifecycle;
 mod link;
 mod log;
 mod mailbox;
@@ -36,6 +37,7 @@ mod queue;
 mod reactor;
 mod recv;
 mod right;
+mod send;
 mod shared;
 mod socket;
 mod tcp;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::proto::{Config, ConfigError};
+use crate::proto::{BindError, Config, ConfigError};
 
 /// TCP port of Linux rds_tcp (`RDS_TCP_PORT`).
 pub const RDS_TCP_PORT: u16 = 16385;
@@ -61,6 +61,9 @@ pub enum OpenError {
         "TCP port {0} is in use: another RDS node or the rds_tcp kernel module has it; choose another listen port or stop it"
     )]
     PortInUse(SocketAddr),
+    /// A socket cannot be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
     /// Anything else.
     #[error("cannot open the node at {address}: {source}")]
     Io {

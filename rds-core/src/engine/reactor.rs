@@ -2,17 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token};
-use socket2::SockRef;
 
-use super::conn::{Conn, Progress, Stage};
-use super::link::Link;
+use super::conn::{Conn, Stage};
 use super::log::Log;
 use super::mailbox::Wakes;
 use super::parker::Parker;
@@ -25,9 +22,9 @@ const LISTENER: Token = Token(usize::MAX - 1);
 /// Bytes that one read takes at most, beside a large message's own buffer.
 const READ: usize = 256 << 10;
 /// Connections accepted before others get their turn.
-const ACCEPTS: usize = 32;
+pub(super) const ACCEPTS: usize = 32;
 /// Pause after the process ran out of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before writing again where the kernel had no memory.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// How long an attempt to connect may take.
@@ -36,27 +33,27 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const ORDERLY_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) struct Reactor {
-    poll: Poll,
+    pub(super) poll: Poll,
     events: Events,
     /// `None` after the node was shut down.
-    listener: Option<TcpListener>,
+    pub(super) listener: Option<TcpListener>,
     /// The listener may have more.
-    accepting: bool,
-    accept_at: Option<Instant>,
+    pub(super) accepting: bool,
+    pub(super) accept_at: Option<Instant>,
     /// By [`ConnId::index`].
-    conns: Vec<Option<Conn>>,
+    pub(super) conns: Vec<Option<Conn>>,
     /// Connections that may have input, in turn.
-    ready: VecDeque<usize>,
+    pub(super) ready: VecDeque<usize>,
     /// Connections with a deadline of the reactor's own; few.
-    timed: Vec<(Instant, ConnId)>,
+    pub(super) timed: Vec<(Instant, ConnId)>,
     /// The node may have something to transmit or to do.
-    dirty: bool,
+    pub(super) dirty: bool,
     /// When the node wants to be called.
     next: Option<Instant>,
-    buffer: Box<[u8]>,
+    pub(super) buffer: Box<[u8]>,
     actions: VecDeque<Action>,
-    wakes: Wakes,
-    log: Log,
+    pub(super) wakes: Wakes,
+    pub(super) log: Log,
 }
 
 impl Reactor {
@@ -302,202 +299,12 @@ impl Reactor {
         self.enqueue(conn);
     }
 
-    fn connect_failed(&mut self, shared: &Shared, conn: ConnId, error: &io::Error) {
+    pub(super) fn connect_failed(&mut self, shared: &Shared, conn: ConnId, error: &io::Error) {
         tracing::debug!(?conn, %error, "cannot connect");
         let mut core = shared.core();
         core.remove_link(conn);
         let now = shared.now();
         core.node.connect_failed(now, conn);
-        core.dispatch(now);
-        self.dirty = true;
-    }
-
-    // ---- connections ---------------------------------------------------------------------------------------------
-
-    fn conn(&mut self, id: ConnId) -> Option<&mut Conn> {
-        self.conns.get_mut(id.index())?.as_mut().filter(|c| c.id == id)
-    }
-
-    fn enqueue(&mut self, id: ConnId) {
-        if let Some(conn) = self.conns.get_mut(id.index()).and_then(Option::as_mut).filter(|c| c.id == id) {
-            enqueue(&mut self.ready, conn, id.index());
-        }
-    }
-
-    fn add(
-        &mut self,
-        id: ConnId,
-        peer: std::net::IpAddr,
-        stream: TcpStream,
-        stage: Stage,
-    ) -> io::Result<Arc<Link>> {
-        let index = id.index();
-        if self.conns.len() <= index {
-            self.conns.resize_with(index + 1, || None);
-        }
-        if let Some(old) = self.conns[index].take() {
-            deregister(self.poll.registry(), &old);
-        }
-        let fd = stream.as_raw_fd();
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut SourceFd(&fd), Token(index), interest)?;
-        let link = Arc::new(Link::new(stream));
-        self.conns[index] = Some(Conn::new(id, peer, Arc::clone(&link), stage));
-        Ok(link)
-    }
-
-    /// Forgets a connection. Its socket closes once nobody writes to it any more.
-    fn remove(&mut self, shared: &Shared, id: ConnId) {
-        if self.conn(id).is_some()
-            && let Some(conn) = self.conns[id.index()].take()
-        {
-            deregister(self.poll.registry(), &conn);
-        }
-        let mut core = shared.core();
-        core.remove_link(id);
-        core.dispatch(shared.now());
-    }
-
-    /// An attempt to connect has come to its end.
-    fn established(&mut self, shared: &Shared, index: usize) {
-        let Some(conn) = self.conns.get_mut(index).and_then(Option::as_mut) else { return };
-        let id = conn.id;
-        self.timed.retain(|(_, c)| *c != id);
-        match tcp::connect_result(&conn.link.stream) {
-            Ok(()) => {
-                conn.stage = Stage::Open;
-                conn.readable = true;
-                enqueue(&mut self.ready, conn, index);
-                let mut core = shared.core();
-                core.add_link(id, Arc::clone(&conn.link));
-                let now = shared.now();
-                core.node.connected(now, id);
-                core.dispatch(now);
-                self.dirty = true;
-            }
-            Err(error) => {
-                if let Some(conn) = self.conns[index].take() {
-                    deregister(self.poll.registry(), &conn);
-                }
-                self.connect_failed(shared, id, &error);
-            }
-        }
-    }
-
-    fn accept(&mut self, shared: &Shared) {
-        if self.accept_at.is_some() {
-            self.accepting = false;
-            return;
-        }
-        for _ in 0..ACCEPTS {
-            let Some(listener) = &self.listener else {
-                self.accepting = false;
-                return;
-            };
-            match listener.accept() {
-                Ok((stream, from)) => {
-                    if let Err(error) = self.accepted(shared, stream, from) {
-                        self.log.accept_failed(&error);
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.accepting = false;
-                    return;
-                }
-                Err(error) => {
-                    self.log.accept_failed(&error);
-                    // Out of descriptors or memory: more attempts at once would fail as well. Everything else concerns the
-                    // one connection only (accept(2)).
-                    let exhausted = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-                    if error.raw_os_error().is_some_and(|e| exhausted.contains(&e)) {
-                        self.accepting = false;
-                        self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
-                        return;
-                    }
-                }
-            }
-        }
-    }
-
-    fn accepted(&mut self, shared: &Shared, stream: TcpStream, from: std::net::SocketAddr) -> io::Result<()> {
-        stream.set_nonblocking(true)?;
-        let mut core = shared.core();
-        let now = shared.now();
-        let id = match core.node.accept(now, from.ip(), from.port()) {
-            Ok(id) => id,
-            Err(reason) => {
-                core.dispatch(now);
-                drop(core);
-                self.dirty = true;
-                self.log.closed(from.ip(), &reason);
-                return Ok(());
-            }
-        };
-        // Under the same lock: the node may name the connection to anybody who transmits from now on.
-        let added = self.add(id, from.ip(), stream, Stage::Open);
-        match &added {
-            Ok(link) => core.add_link(id, Arc::clone(link)),
-            Err(_) => core.node.closed(now, id, None),
-        }
-        core.dispatch(now);
-        drop(core);
-        self.dirty = true;
-        tcp::prepare(&SockRef::from(&added?.stream), &shared.options)
-    }
-
-    /// Reads from a connection once, within its share, and feeds what came.
-    fn serve(&mut self, shared: &Shared, index: usize) {
-        let Some(conn) = self.conns.get_mut(index).and_then(Option::as_mut) else { return };
-        conn.queued = false;
-        if conn.paused {
-            return;
-        }
-        let progress = conn.serve(shared, &mut self.buffer, &mut self.wakes, &mut self.dirty);
-        self.wakes.fire();
-        let id = conn.id;
-        match progress {
-            Progress::More => enqueue(&mut self.ready, conn, index),
-            Progress::Paused => {}
-            Progress::Empty => {
-                if std::mem::take(&mut conn.draining) {
-                    self.drained(shared, id);
-                }
-            }
-            Progress::Ended(error) => self.end(shared, id, error),
-        }
-    }
-
-    fn drained(&mut self, shared: &Shared, id: ConnId) {
-        let unacked = self.conn(id).and_then(|c| tcp::unacknowledged(&c.link.stream));
-        let mut core = shared.core();
-        let now = shared.now();
-        if let Some(unacked) = unacked {
-            core.node.tcp_unacked(now, id, unacked);
-        }
-        core.node.drained(now, id);
-        core.dispatch(now);
-        self.dirty = true;
-    }
-
-    /// The end of a connection: everything readable was fed.
-    fn end(&mut self, shared: &Shared, id: ConnId, error: Option<io::Error>) {
-        self.timed.retain(|(_, c)| *c != id);
-        let Some(conn) = self.conns.get_mut(id.index()).and_then(Option::take) else { return };
-        deregister(self.poll.registry(), &conn);
-        let unacked = tcp::unacknowledged(&conn.link.stream);
-        let connecting = conn.stage == Stage::Connecting;
-        if conn.stage == Stage::Open {
-            self.log.lost(conn.peer, error.as_ref());
-        }
-        let mut core = shared.core();
-        core.remove_link(id);
-        let now = shared.now();
-        if connecting {
-            core.node.connect_failed(now, id);
-        } else {
-            conn.return_target(&mut core, now);
-            core.node.closed(now, id, unacked);
-        }
         core.dispatch(now);
         self.dirty = true;
     }
@@ -541,14 +348,14 @@ impl Reactor {
     }
 }
 
-fn enqueue(ready: &mut VecDeque<usize>, conn: &mut Conn, index: usize) {
+pub(super) fn enqueue(ready: &mut VecDeque<usize>, conn: &mut Conn, index: usize) {
     if !conn.queued && !conn.paused {
         conn.queued = true;
         ready.push_back(index);
     }
 }
 
-fn deregister(registry: &Registry, conn: &Conn) {
+pub(super) fn deregister(registry: &Registry, conn: &Conn) {
     if let Err(error) = registry.deregister(&mut SourceFd(&conn.link.stream.as_raw_fd())) {
         tracing::debug!(%error, "epoll deregister");
     }

@@ -117,6 +117,8 @@ impl Shared {
         if nearer {
             core.planned = core.node.next_timeout();
         }
+        let c = &mut *core;
+        c.node.take_released(&mut c.wakes.released);
         let wakes = core.wakes.take();
         drop(core);
         if kick {
@@ -158,8 +160,8 @@ impl Shared {
             }
             None => (0, Some(Stop::Failed), 0),
         };
-        batch.slices.clear();
         let mut core = self.core();
+        core.wakes.released.append(&mut batch.slices);
         let blocked = match (stop, &link) {
             (Some(Stop::Full), Some(link)) => link.stays_blocked(seen),
             (Some(Stop::NoMemory), _) => {

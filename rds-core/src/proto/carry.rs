@@ -52,6 +52,7 @@ impl Node {
             self.handshakes -= 1;
         }
         c.phase = Phase::Carrying;
+        self.local.connections += 1;
         c.carrying_since = now;
         let peer = c.peer;
         let p = &mut self.peers[peer as usize];
@@ -121,7 +122,7 @@ impl Node {
         lane.stale = false;
         lane.rx = 0;
         let keep = if keep_sent { lane.resend } else { 0 };
-        let gone = lane.drop_unacked_from(keep);
+        let gone = lane.drop_unacked_from(keep, &mut self.released);
         for u in gone {
             self.ended(peer, &u, Outcome::Unknown);
         }
@@ -152,8 +153,9 @@ impl Node {
     }
 
     /// What the peer's handshake says about lanes.
-    pub(super) fn note_lanes(&mut self, conn: ConnId, shown: &HandshakeExtensions) {
-        let Some(c) = self.conns.get_mut(conn) else { return };
+    /// Returns whether the connection's lane is one of them.
+    pub(super) fn note_lanes(&mut self, conn: ConnId, shown: &HandshakeExtensions) -> bool {
+        let Some(c) = self.conns.get_mut(conn) else { return false };
         let own = c.is_own();
         let p = &mut self.peers[c.peer as usize];
         if let Some(lanes) = shown.lanes.or(own.then_some(1)) {
@@ -161,10 +163,17 @@ impl Node {
             let count = lanes.clamp(1, u16::from(self.config.lanes)) as u8;
             p.set_count(count, self.config.first_sequence);
         }
-        if own && !c.dialed {
-            let told = (c.source_port % 8) as u8;
-            c.lane = if p.count > 1 && p.source_port_lane && told < p.count { told } else { 0 };
+        let told = if own && !c.dialed {
+            if shown.source_port_lane { (c.source_port % 8) as u8 } else { 0 }
+        } else {
+            c.lane
+        };
+        // A peer that used more lanes with an earlier life of ours tries them all again; it learns better on the first.
+        let used = !own || told < p.count;
+        if used {
+            c.lane = told;
         }
+        used
     }
 
     /// Tells that the peer is up, and makes its other lanes, once the handshake is over.
@@ -260,7 +269,7 @@ impl Node {
             if !l.unacked.front().is_some_and(|u| arrived(u, sent)) {
                 return any;
             }
-            if let Some(u) = l.pop_unacked() {
+            if let Some(u) = l.pop_unacked(&mut self.released) {
                 self.ended(peer, &u, Outcome::Delivered(guarantee));
             }
             any = true;
@@ -296,7 +305,8 @@ impl Node {
 
     /// Takes a connection out of every table, and sees to what comes after it.
     pub(super) fn end(&mut self, now: Time, conn: ConnId, close: Option<(CloseMode, DropReason)>) {
-        let Some(c) = self.conns.remove(conn) else { return };
+        let Some(mut c) = self.conns.remove(conn) else { return };
+        c.abandon(&mut self.released);
         let peer = c.peer;
         if let Some((mode, reason)) = close {
             let peer = self.peers[peer as usize].address;
@@ -319,6 +329,7 @@ impl Node {
             lane.dialing = None;
         }
         if carried {
+            self.local.connections -= 1;
             lane.conn = None;
             lane.resend = 0;
             self.lost(now, peer, index, &c);

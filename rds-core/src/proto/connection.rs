@@ -200,6 +200,12 @@ impl Conn {
         self.wire.push_back(bytes);
     }
 
+    /// Lets go of what TCP has not taken.
+    pub(super) fn abandon(&mut self, released: &mut Vec<Bytes>) {
+        self.wire_len = 0;
+        released.extend(self.wire.drain(..));
+    }
+
     /// Encoded bytes that TCP has not taken.
     pub(super) fn wire_len(&self) -> usize {
         self.wire_len
@@ -219,7 +225,7 @@ impl Conn {
     }
 
     /// TCP took `n` bytes.
-    pub(super) fn advance(&mut self, mut n: usize) {
+    pub(super) fn advance(&mut self, mut n: usize, released: &mut Vec<Bytes>) {
         debug_assert!(n <= self.wire_len, "no more than was offered");
         self.written += n as u64;
         self.wire_len -= n;
@@ -229,7 +235,7 @@ impl Conn {
                 break;
             }
             n -= front.len();
-            self.wire.pop_front();
+            released.extend(self.wire.pop_front());
         }
     }
 }

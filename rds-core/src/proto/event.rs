@@ -116,6 +116,9 @@ pub enum DropReason {
     /// The peer has the address of this very node.
     #[error("the peer has this node's own address")]
     OwnAddress,
+    /// The connection is for a lane that is not in use between the two.
+    #[error("the connection is for a lane that is not in use")]
+    LaneUnused,
     /// A newer connection of the peer took its place.
     #[error("replaced by a newer connection")]
     Replaced,

@@ -212,30 +212,30 @@ impl Lane {
     }
 
     /// Takes the oldest unacknowledged message out.
-    pub(super) fn pop_unacked(&mut self) -> Option<Unacked> {
+    pub(super) fn pop_unacked(&mut self, released: &mut Vec<Bytes>) -> Option<Unacked> {
         let u = self.unacked.pop_front()?;
         self.resend = self.resend.saturating_sub(1);
         self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
-        self.unref(u.batch);
+        self.unref(u.batch, released);
         Some(u)
     }
 
-    fn unref(&mut self, batch: u64) {
+    fn unref(&mut self, batch: u64, released: &mut Vec<Bytes>) {
         if let Some(batch) = self.batches.get_mut((batch - self.batch_base) as usize) {
             batch.live -= 1;
         }
         while self.batches.front().is_some_and(|b| b.live == 0) {
-            self.batches.pop_front();
+            released.extend(self.batches.pop_front().map(|b| b.bytes));
             self.batch_base += 1;
         }
     }
 
     /// Takes the unacknowledged messages from `index` on out.
-    pub(super) fn drop_unacked_from(&mut self, index: usize) -> VecDeque<Unacked> {
+    pub(super) fn drop_unacked_from(&mut self, index: usize, released: &mut Vec<Bytes>) -> VecDeque<Unacked> {
         let gone = self.unacked.split_off(index.min(self.unacked.len()));
         for u in &gone {
             self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
-            self.unref(u.batch);
+            self.unref(u.batch, released);
         }
         self.resend = self.resend.min(self.unacked.len());
         gone
@@ -292,6 +292,7 @@ impl Lane {
     pub(super) fn cancel(
         &mut self,
         victim: impl Fn(SocketId, u16) -> bool,
+        released: &mut Vec<Bytes>,
     ) -> Vec<(SocketId, u16, u16, u32, Option<Token>)> {
         let mut gone = Vec::new();
         for q in &mut self.queue {
@@ -300,11 +301,20 @@ impl Lane {
                 gone.push((q.socket, q.sport, q.dport, q.len, q.token));
             }
         }
-        self.queue.retain(|q| !q.dead || matches!(q.stored, Stored::Inline));
+        self.queue.retain_mut(|q| match &mut q.stored {
+            Stored::Apart(bytes) if q.dead => {
+                released.push(std::mem::take(bytes));
+                false
+            }
+            _ => true,
+        });
         self.held.retain(|_, held| {
-            held.retain(|q| {
+            held.retain_mut(|q| {
                 let hit = victim(q.socket, q.dport);
                 if hit {
+                    if let Stored::Apart(bytes) = &mut q.stored {
+                        released.push(std::mem::take(bytes));
+                    }
                     gone.push((q.socket, q.sport, q.dport, q.len, q.token));
                 }
                 !hit

@@ -15,6 +15,10 @@ const SMALLEST_SHARE: u64 = 16;
 /// ... but always this many.
 const LEAST_MESSAGES: u64 = 1024;
 
+/// What a kernel may have on its way to one port when it learns that the port is congested, in bytes: TCP's buffers of both
+/// ends, as they are at most by default (`tcp_wmem`, `tcp_rmem`), and some more.
+const IN_FLIGHT: u64 = 16 << 20;
+
 /// Nobody's socket: sender of pongs and of cancelled messages.
 pub(super) const NO_SOCKET: SocketId = SocketId { index: u32::MAX, serial: 0 };
 
@@ -72,6 +76,8 @@ pub(super) struct Local {
     pub(super) map_changed: bool,
     /// Bytes that received messages hold, with [`MESSAGE_COST`] each.
     pub(super) queued: u64,
+    /// Connections that carry a lane.
+    pub(super) connections: u64,
     /// Messages of all sockets that have not ended.
     pub(super) unfinished: u64,
     /// Senders on this node that wait for one of its own ports.
@@ -89,6 +95,7 @@ impl Local {
             map: CongestionMap::new(),
             map_changed: false,
             queued: 0,
+            connections: 0,
             unfinished: 0,
             waiters: BTreeSet::new(),
         }
@@ -310,7 +317,12 @@ impl Local {
     /// Whether the socket holds more than its hard limit.
     pub(super) fn past_hard_limit(&self, id: SocketId, config: &Config) -> bool {
         self.get(id).is_some_and(|s| {
-            s.receive_used > s.receive_limit.saturating_mul(u64::from(config.port_hard_limit))
+            // What well-behaved peers had sent before they could learn of the congestion must fit, or one stopped socket
+            // would stop all others of its node.
+            let on_the_way = self.connections.saturating_mul(config.window.max(IN_FLIGHT));
+            let times = s.receive_limit.saturating_mul(u64::from(config.port_hard_limit));
+            let limit = times.max(s.receive_limit.saturating_add(on_the_way)).min(config.receive_budget / 2);
+            s.receive_used > limit.max(s.receive_limit)
         })
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 use super::connection::{Conns, Phase};
 use super::local::Local;
@@ -86,6 +86,8 @@ pub struct Node {
     pub(super) handshakes: usize,
     pub(super) shutting_down: bool,
     pub(super) closing: bool,
+    /// Payloads and buffers that nobody here needs any more.
+    pub(super) released: Vec<Bytes>,
     pub(super) segments: Vec<Range<usize>>,
     pub(super) scratch: BytesMut,
 }
@@ -118,6 +120,7 @@ impl Node {
             handshakes: 0,
             shutting_down: false,
             closing: false,
+            released: Vec::new(),
             segments: Vec::new(),
             scratch: BytesMut::new(),
         })
@@ -209,6 +212,13 @@ impl Node {
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         self.satisfy_wants(now);
         self.actions.pop_front()
+    }
+
+    /// Moves the payloads of messages that have ended, and buffers that were written, to `out`, for the driver to drop when it
+    /// holds no lock: what a program gave as [`Payload::Owned`](super::Payload::Owned) may do anything when it is dropped. To be
+    /// called after every other call.
+    pub fn take_released(&mut self, out: &mut Vec<Bytes>) {
+        out.append(&mut self.released);
     }
 
     /// When [`Node::handle_timeout`] must be called, at the latest.

@@ -285,7 +285,10 @@ impl Node {
             self.counters.add(Counter::RecvPing, 1);
             let first = !std::mem::replace(&mut c.got_ping, true);
             if own && first {
-                self.note_lanes(conn, &shown);
+                if !self.note_lanes(conn, &shown) {
+                    self.end(now, conn, Some((CloseMode::Now, DropReason::LaneUnused)));
+                    return;
+                }
                 if self.try_carry(now, conn) {
                     self.answer(conn);
                 }
@@ -414,7 +417,7 @@ impl Node {
         };
         if body.as_slice().len() != header.len as usize {
             // The socket came while the payload was being passed over.
-            self.counters.add(Counter::RecvDropDeadSock, 1);
+            self.counters.add(Counter::RecvDropNoSock, 1);
             return;
         }
         if self.hand_over(socket, SocketAddr::new(from, header.sport), body, inbox)

@@ -99,6 +99,9 @@ impl Node {
             Err(error) => Err(Rejected { error, payload }),
             Ok((sport, None)) => {
                 self.deliver_local(socket, sport, destination, &payload, token, inbox);
+                if let Payload::Owned(bytes) = payload {
+                    self.released.push(bytes);
+                }
                 Ok(())
             }
             Ok((sport, Some(peer))) => {
@@ -238,8 +241,10 @@ impl Node {
                 continue;
             }
             for lane in 0..self.peers[peer].lanes.len() {
-                let gone = self.peers[peer].lanes[lane]
-                    .cancel(|s, dport| s == socket && destination.is_none_or(|d| d.port() == dport));
+                let gone = self.peers[peer].lanes[lane].cancel(
+                    |s, dport| s == socket && destination.is_none_or(|d| d.port() == dport),
+                    &mut self.released,
+                );
                 count += gone.len();
                 for (socket, sport, dport, len, token) in gone {
                     self.peers[peer].unpin(sport, dport);

@@ -140,7 +140,7 @@ impl Node {
         let Some(c) = self.conns.get_mut(conn) else { return };
         c.in_transmit = false;
         c.blocked = blocked;
-        c.advance(written);
+        c.advance(written, &mut self.released);
         if blocked {
             self.counters.add(Counter::TcpSndbufFull, 1);
         } else {

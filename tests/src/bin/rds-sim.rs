@@ -42,14 +42,19 @@ fn main() -> ExitCode {
         println!("{}", report.line());
         return if report.broken.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let threads =
-        options.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let threads = options
+        .threads
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     // A panic in a node is a broken promise like any other: one line, not a report each.
     std::panic::set_hook(Box::new(|_| {}));
     let started = Instant::now();
     let (coverage, failures) = batch::run_many(options.first, options.seeds, threads, options.failures);
     print!("{coverage}");
-    println!("{} seeds asked for, {:.1} s, {threads} threads", options.seeds, started.elapsed().as_secs_f64());
+    println!(
+        "{} seeds asked for, {:.1} s, {threads} threads",
+        options.seeds,
+        started.elapsed().as_secs_f64()
+    );
     for failure in &failures {
         println!("FAILED: {}", failure.line());
     }

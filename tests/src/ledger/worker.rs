@@ -52,6 +52,8 @@ pub(super) struct Worker {
     random: fastrand::Rng,
     began: Instant,
     made: u64,
+    /// To which target a message was made last, and which may send first.
+    next_target: usize,
     turn: usize,
     full: bool,
 }
@@ -84,6 +86,7 @@ impl Worker {
             random: fastrand::Rng::with_seed(seed),
             began: Instant::now(),
             made: 0,
+            next_target: 0,
             turn: 0,
             full: false,
             shared,
@@ -212,16 +215,23 @@ impl Worker {
             due = (millis.saturating_mul(self.load.rate) / 1000).saturating_sub(self.made);
         }
         let share = (BATCH / self.targets.len().max(1)).max(1);
-        for target in &mut self.targets {
-            while due > 0 && target.pending.len() < share {
-                let len = length(&mut self.random, self.load.longest);
-                let id = Id { pair: target.pair, incarnation: self.incarnation, number: target.next };
-                target.pending.push_back((target.next, self.shared.writer.message(&id, len)));
-                target.next += 1;
-                self.log.add(Event::Intent, &id, len);
-                self.made += 1;
-                due -= 1;
+        // In turn, so that what the rate allows is shared among all that can take more.
+        let mut passed_over = 0;
+        while due > 0 && passed_over < self.targets.len() {
+            self.next_target = (self.next_target + 1) % self.targets.len();
+            let target = &mut self.targets[self.next_target];
+            if target.pending.len() >= share {
+                passed_over += 1;
+                continue;
             }
+            passed_over = 0;
+            let len = length(&mut self.random, self.load.longest);
+            let id = Id { pair: target.pair, incarnation: self.incarnation, number: target.next };
+            target.pending.push_back((target.next, self.shared.writer.message(&id, len)));
+            target.next += 1;
+            self.log.add(Event::Intent, &id, len);
+            self.made += 1;
+            due -= 1;
         }
         self.write()
     }

@@ -79,7 +79,9 @@ impl Run {
                 HostKind::Stranger => world.add_stranger(h.address),
             };
         }
-        let traffic = (0..plan.hosts.len()).map(|i| Traffic::new(&plan.hosts[i], targets(&plan, i), plan.calm_at)).collect();
+        let traffic = (0..plan.hosts.len())
+            .map(|i| Traffic::new(&plan.hosts[i], targets(&plan, i), plan.calm_at))
+            .collect();
         let count = plan.hosts.len();
         let faults = plan.faults.len();
         let mut run = Self {
@@ -178,7 +180,9 @@ impl Run {
             }
             if self.world.cx.seen.events > MOST_EVENTS {
                 let now = self.world.cx.now / SEC;
-                self.world.cx.fail(format!("more than {MOST_EVENTS} events in {now} virtual seconds: nothing comes to rest"));
+                self.world.cx.fail(format!(
+                    "more than {MOST_EVENTS} events in {now} virtual seconds: nothing comes to rest"
+                ));
             }
             if self.world.cx.now >= look_at {
                 look_at = self.world.cx.now + SEC;
@@ -278,17 +282,20 @@ impl Run {
         }
         for (i, t) in self.traffic.iter().enumerate() {
             if let Some((port, to)) = t.last_words.first() {
-                complaints.push(format!("host {i} port {port} still cannot send to host {} port {}", to.0, to.1));
+                complaints
+                    .push(format!("host {i} port {port} still cannot send to host {} port {}", to.0, to.1));
             }
         }
         for (i, host) in self.world.hosts.iter().enumerate() {
             let Host::Own(h) = host else { continue };
             for s in h.sockets.map.values() {
                 if s.waits_for_room {
-                    complaints.push(format!("host {i} port {} was never told that it can send again", s.port));
+                    complaints
+                        .push(format!("host {i} port {} was never told that it can send again", s.port));
                 }
                 if let Some(to) = s.waits_for_port.first() {
-                    complaints.push(format!("host {i} port {} was never told that {to} is free again", s.port));
+                    complaints
+                        .push(format!("host {i} port {} was never told that {to} is free again", s.port));
                 }
                 if s.waits_for_drain {
                     complaints.push(format!("host {i} port {} was never told that it is drained", s.port));
@@ -298,14 +305,17 @@ impl Run {
             let snapshot = node.snapshot(false);
             for peer in &snapshot.peers {
                 if peer.congested_ports > 0 {
-                    complaints.push(format!("host {i} believes ports of {} congested for ever", peer.address));
+                    complaints
+                        .push(format!("host {i} believes ports of {} congested for ever", peer.address));
                 }
                 let host = self.world.cx.host_at(peer.address);
                 let own = host.is_some_and(|p| self.world.cx.facts[p].kind == HostKind::Own);
                 let down = peer.connections.iter().take(usize::from(peer.lanes)).any(|c| c.state != "up");
-                let talked = host.is_some_and(|p| self.talked.contains(&(i, p)) || self.talked.contains(&(p, i)));
+                let talked =
+                    host.is_some_and(|p| self.talked.contains(&(i, p)) || self.talked.contains(&(p, i)));
                 if own && down && talked {
-                    complaints.push(format!("host {i} has lanes to {} that did not come up again", peer.address));
+                    complaints
+                        .push(format!("host {i} has lanes to {} that did not come up again", peer.address));
                 }
             }
         }
@@ -314,7 +324,9 @@ impl Run {
         }
         let (messages, faults) = (self.world.cx.seen.messages, self.world.cx.seen.faults_total());
         if self.world.cx.broken.is_none() && (messages < u64::from(MESSAGES) || faults < FAULTS as u64) {
-            self.world.cx.fail(format!("only {messages} messages and {faults} faults: the seed tests too little"));
+            self.world
+                .cx
+                .fail(format!("only {messages} messages and {faults} faults: the seed tests too little"));
         }
     }
 }
@@ -341,9 +353,7 @@ fn targets(plan: &Plan, from: usize) -> Vec<(usize, u16)> {
 /// Runs one seed; a panic counts as a broken promise.
 #[must_use]
 pub fn run_seed(seed: u64, trace: Option<Box<dyn FnMut(&str)>>) -> Report {
-    let result = catch_unwind(AssertUnwindSafe(|| {
-        Run::new(seed, trace).finish()
-    }));
+    let result = catch_unwind(AssertUnwindSafe(|| Run::new(seed, trace).finish()));
     result.unwrap_or_else(|panic| {
         let text = panic
             .downcast_ref::<String>()
@@ -385,4 +395,3 @@ pub fn run_many(first: u64, count: u64, threads: usize, most_failures: usize) ->
     failures.sort_by_key(|r: &Report| r.seed);
     (coverage, failures)
 }
-

@@ -23,7 +23,8 @@ impl Run {
             Fault::HalfOpen => self.reset_one(f, None),
             Fault::Crossing => {
                 let cx = &self.world.cx;
-                let smaller = rds_core::proto::is_smaller(cx.facts[f.host].address, cx.facts[f.other].address);
+                let smaller =
+                    rds_core::proto::is_smaller(cx.facts[f.host].address, cx.facts[f.other].address);
                 self.reset_one(f, Some(if smaller { f.host } else { f.other }))
             }
             Fault::Reset => self.reset_both(f),
@@ -227,8 +228,7 @@ impl Run {
     fn strangers(&mut self, f: FaultPlan, count: usize, manner: &Manner) -> bool {
         let world = &mut self.world;
         let last = world.hosts.len() - 1;
-        let same_family =
-            world.cx.facts[last].address.is_ipv4() == world.cx.facts[f.host].address.is_ipv4();
+        let same_family = world.cx.facts[last].address.is_ipv4() == world.cx.facts[f.host].address.is_ipv4();
         if !same_family || !matches!(world.hosts[f.host], Host::Own(_)) {
             return false;
         }

@@ -89,7 +89,9 @@ impl Inbox for Sockets {
                 s.believed += bytes.len() as u64;
                 self.fresh.push((socket, from, bytes));
             }
-            None => self.broken = Some(format!("a message from {from} was delivered to a socket that is closed")),
+            None => {
+                self.broken = Some(format!("a message from {from} was delivered to a socket that is closed"))
+            }
         }
     }
 

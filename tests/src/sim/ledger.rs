@@ -218,7 +218,15 @@ impl Ledger {
 
     /// The message that a header and the first bytes of its payload stand for.
     #[must_use]
-    pub fn find(&self, src: usize, sport: u16, dst: usize, dport: u16, len: usize, head: &[u8]) -> Option<usize> {
+    pub fn find(
+        &self,
+        src: usize,
+        sport: u16,
+        dst: usize,
+        dport: u16,
+        len: usize,
+        head: &[u8],
+    ) -> Option<usize> {
         let id = if len >= 8 {
             usize::try_from(u64::from_le_bytes(head.get(..8)?.try_into().ok()?)).ok()?
         } else {
@@ -273,7 +281,10 @@ impl Ledger {
             return Err(format!("message {id} was delivered twice: {}", self.describe(id)));
         }
         if m.outcome == Some(Outcome::Unknown) {
-            return Err(format!("message {id} was delivered after it was reported unknown: {}", self.describe(id)));
+            return Err(format!(
+                "message {id} was delivered after it was reported unknown: {}",
+                self.describe(id)
+            ));
         }
         m.deliveries.push(inc);
         let (order, flow, loose) = (m.order, m.flow, m.may_repeat);
@@ -283,7 +294,10 @@ impl Ledger {
             *last = (inc, None);
         }
         if last.1.is_some_and(|l| l >= order) && !loose {
-            return Err(format!("message {id} came behind a later one of its sockets: {}", self.describe(id)));
+            return Err(format!(
+                "message {id} came behind a later one of its sockets: {}",
+                self.describe(id)
+            ));
         }
         last.1 = last.1.max(Some(order));
         Ok(Some(id))
@@ -305,7 +319,9 @@ impl Ledger {
     ) -> Result<usize, String> {
         let id = token as usize;
         let Some(m) = self.messages.get_mut(id).filter(|m| m.tracked && m.src == src) else {
-            return Err(format!("host {src} reports the end of a message that it never sent (token {token})"));
+            return Err(format!(
+                "host {src} reports the end of a message that it never sent (token {token})"
+            ));
         };
         if m.src_inc != facts[src].incarnation {
             return Err(format!("host {src} reports a message of its earlier life (token {token})"));
@@ -325,9 +341,8 @@ impl Ledger {
             Outcome::Unknown if facts[m.dst].kind == HostKind::OldKernel => {
                 Some("ended as unknown towards a kernel that shows no generation")
             }
-            Outcome::Unknown => {
-                (facts[m.dst].incarnation == m.dst_inc && !to_the_dead).then_some("ended as unknown without a restart of its peer")
-            }
+            Outcome::Unknown => (facts[m.dst].incarnation == m.dst_inc && !to_the_dead)
+                .then_some("ended as unknown without a restart of its peer"),
             Outcome::Cancelled => (!m.cancelled).then_some("ended as cancelled, and nobody cancelled it"),
         };
         let (sock, flow, lane, len) = (m.sock, m.flow, m.lane, m.len as u64);
@@ -367,7 +382,12 @@ impl Ledger {
 
     /// Whether something is owed for message `id`, and what.
     #[must_use]
-    pub fn owed(&self, facts: &[Fact], id: usize, to_the_dead: impl Fn(usize) -> bool) -> Option<&'static str> {
+    pub fn owed(
+        &self,
+        facts: &[Fact],
+        id: usize,
+        to_the_dead: impl Fn(usize) -> bool,
+    ) -> Option<&'static str> {
         let m = &self.messages[id];
         if facts[m.src].incarnation != m.src_inc {
             return None;
@@ -383,7 +403,8 @@ impl Ledger {
         let restarted = facts[m.dst].incarnation != m.dst_inc || to_the_dead(id);
         match (facts[m.src].kind, facts[m.dst].kind) {
             // A restart may swallow what kernels on either side took for delivered.
-            (_, HostKind::OldKernel | HostKind::NewKernel) | (HostKind::OldKernel | HostKind::NewKernel, _)
+            (_, HostKind::OldKernel | HostKind::NewKernel)
+            | (HostKind::OldKernel | HostKind::NewKernel, _)
                 if restarted =>
             {
                 None

@@ -307,11 +307,17 @@ impl Net {
 
     /// The connections between two hosts of which at least one end is owned or waits to be.
     pub fn live_links(&self, a: usize, b: usize) -> impl Iterator<Item = usize> + '_ {
-        self.links.iter().enumerate().filter(move |(_, l)| {
-            let hosts = (l.ends[0].host, l.ends[1].host);
-            (hosts == (a, b) || hosts == (b, a))
-                && l.ends.iter().any(|e| matches!(e.phase, Phase::Open | Phase::Queued) && e.failure.is_none())
-        }).map(|(i, _)| i)
+        self.links
+            .iter()
+            .enumerate()
+            .filter(move |(_, l)| {
+                let hosts = (l.ends[0].host, l.ends[1].host);
+                (hosts == (a, b) || hosts == (b, a))
+                    && l.ends
+                        .iter()
+                        .any(|e| matches!(e.phase, Phase::Open | Phase::Queued) && e.failure.is_none())
+            })
+            .map(|(i, _)| i)
     }
 
     /// Bytes in the receive buffer of an end.
@@ -553,7 +559,11 @@ impl Net {
             for side in 0..2 {
                 let end = End { link, side };
                 if self.half(end).host == host {
-                    if self.half(end).phase == Phase::Queued { self.abort(now, end) } else { self.close(now, end) }
+                    if self.half(end).phase == Phase::Queued {
+                        self.abort(now, end)
+                    } else {
+                        self.close(now, end)
+                    }
                 }
             }
         }

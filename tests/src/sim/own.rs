@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
 use rds_core::info::Counter;
-use rds_core::proto::{Action, CloseMode, Config, ConnId, DropReason, Node, Received, SendError, SocketId, Time};
+use rds_core::proto::{
+    Action, CloseMode, Config, ConnId, DropReason, Node, Received, SendError, SocketId, Time,
+};
 
 use super::coverage::Seen;
 use super::ctx::Ctx;
@@ -171,7 +173,10 @@ impl OwnHost {
         let second = cx.now / SEC;
         self.runs = if self.runs.0 == second { (second, self.runs.1 + 1) } else { (second, 0) };
         if self.runs.1 > RUNS_PER_SECOND {
-            cx.fail(format!("host {} runs more than {RUNS_PER_SECOND} times a second: a busy loop", self.index));
+            cx.fail(format!(
+                "host {} runs more than {RUNS_PER_SECOND} times a second: a busy loop",
+                self.index
+            ));
             return false;
         }
         self.output(cx);
@@ -381,7 +386,9 @@ impl OwnHost {
         }
         self.forget(conn);
         let unacked = cx.net.unacked(end);
-        cx.tell(|| format!("host {} finds connection {} ended: {read:?}, {unacked} unacked", self.index, end.link));
+        cx.tell(|| {
+            format!("host {} finds connection {} ended: {read:?}, {unacked} unacked", self.index, end.link)
+        });
         cx.net.close(cx.now, end);
         self.node.as_mut().expect("runs only while it is up").closed(time(cx.now), conn, Some(unacked));
         self.output(cx);
@@ -404,9 +411,11 @@ impl OwnHost {
                 self.hold_against_books(cx, end, &passed, draining, homeless);
                 let between = cx.watch.in_between(end);
                 if let Some(c) = self.conns.get_mut(&conn) {
-                    let bound = |h: &rds_core::wire::Header| self.sockets.map.values().any(|s| s.port == h.dport);
+                    let bound =
+                        |h: &rds_core::wire::Header| self.sockets.map.values().any(|s| s.port == h.dport);
                     // A socket that comes while the payload is passed over does not get the message.
-                    c.homeless = between.filter(|h| c.homeless == Some(h.sequence) || !bound(h)).map(|h| h.sequence);
+                    c.homeless =
+                        between.filter(|h| c.homeless == Some(h.sequence) || !bound(h)).map(|h| h.sequence);
                 }
             }
             // A stranger's garbage, or a node's: the writer's side complains about the latter.
@@ -422,7 +431,14 @@ impl OwnHost {
         self.output(cx);
     }
 
-    fn hold_against_books(&mut self, cx: &mut Ctx, end: End, passed: &[watch::Passed], draining: bool, homeless: Option<u64>) {
+    fn hold_against_books(
+        &mut self,
+        cx: &mut Ctx,
+        end: End,
+        passed: &[watch::Passed],
+        draining: bool,
+        homeless: Option<u64>,
+    ) {
         self.deliveries(cx);
         let peer = cx.net.host_of(end.peer());
         for message in passed {
@@ -615,10 +631,15 @@ impl OwnHost {
             DropReason::Framing(_) => cx.see(Seen::FramingLost),
             DropReason::Limit => cx.see(Seen::RefusedByLimit),
             DropReason::PokeDone => cx.see(Seen::Knock),
-            DropReason::AckBeyondSent { .. } | DropReason::WindowOverrun { .. } | DropReason::IdentityChanged => {
+            DropReason::AckBeyondSent { .. }
+            | DropReason::WindowOverrun { .. }
+            | DropReason::IdentityChanged => {
                 let peer = self.conns.get(&conn).map(|c| c.peer);
                 if peer.is_some_and(|p| cx.facts[p].kind == super::ctx::HostKind::Own) {
-                    cx.fail(format!("host {} accuses host {peer:?} of breaking the protocol: {reason}", self.index));
+                    cx.fail(format!(
+                        "host {} accuses host {peer:?} of breaking the protocol: {reason}",
+                        self.index
+                    ));
                 }
             }
             _ => {}
@@ -650,13 +671,21 @@ impl OwnHost {
     }
 
     fn orderly_deadlines(&mut self, cx: &mut Ctx) {
-        let due: Vec<ConnId> =
-            self.conns.iter().filter(|(_, c)| c.orderly.is_some_and(|at| at <= cx.now)).map(|(id, _)| *id).collect();
+        let due: Vec<ConnId> = self
+            .conns
+            .iter()
+            .filter(|(_, c)| c.orderly.is_some_and(|at| at <= cx.now))
+            .map(|(id, _)| *id)
+            .collect();
         for conn in due {
             if let Some(c) = self.forget(conn) {
                 let unacked = cx.net.unacked(c.end);
                 cx.net.close(cx.now, c.end);
-                self.node.as_mut().expect("runs only while it is up").closed(time(cx.now), conn, Some(unacked));
+                self.node.as_mut().expect("runs only while it is up").closed(
+                    time(cx.now),
+                    conn,
+                    Some(unacked),
+                );
                 self.output(cx);
             }
         }
@@ -709,7 +738,9 @@ impl OwnHost {
             left -= n;
         }
         cx.digest((end.link as u64) << 32 | written as u64);
-        cx.tell(|| format!("host {} writes {written} of {total} bytes to connection {}", self.index, end.link));
+        cx.tell(|| {
+            format!("host {} writes {written} of {total} bytes to connection {}", self.index, end.link)
+        });
         let blocked = written < most || !alive || (written < total && !cx.net.has_room(end));
         if let Some(c) = self.conns.get_mut(&conn) {
             c.blocked = blocked;
@@ -752,14 +783,23 @@ impl OwnHost {
         let each = (64 << 10) + 48 + u64::from(config.max_message);
         let most = config.receive_budget + each * (self.conns.len() as u64 + 1);
         if queued > most {
-            cx.fail(format!("host {} holds {queued} bytes for its programs, which is more than {most}", self.index));
+            cx.fail(format!(
+                "host {} holds {queued} bytes for its programs, which is more than {most}",
+                self.index
+            ));
         }
         for s in self.sockets.map.values() {
             if s.congested && s.believed < s.receive_buffer / 2 {
-                cx.fail(format!("host {} port {} stays congested at {} bytes", self.index, s.port, s.believed));
+                cx.fail(format!(
+                    "host {} port {} stays congested at {} bytes",
+                    self.index, s.port, s.believed
+                ));
             }
             if s.judged && !s.congested && s.believed > s.receive_buffer {
-                cx.fail(format!("host {} port {} is not congested at {} bytes", self.index, s.port, s.believed));
+                cx.fail(format!(
+                    "host {} port {} is not congested at {} bytes",
+                    self.index, s.port, s.believed
+                ));
             }
         }
     }
@@ -804,7 +844,9 @@ impl OwnHost {
         dport: u16,
         len: usize,
     ) -> Result<usize, Option<SendError>> {
-        let (Some(node), Some(s)) = (self.node.as_mut(), self.sockets.map.get_mut(&id)) else { return Err(None) };
+        let (Some(node), Some(s)) = (self.node.as_mut(), self.sockets.map.get_mut(&id)) else {
+            return Err(None);
+        };
         let tracked = cx.ledger.socks[s.book].exact || cx.rng.bool();
         let number = cx.ledger.next_id();
         let bytes = super::ledger::payload(number, len);
@@ -835,8 +877,14 @@ impl OwnHost {
                     ));
                 }
                 let (book, port) = (s.book, s.port);
-                let got = cx.ledger.accepted(cx.now, &cx.facts, self.index, book, port, dst, dport, len, tracked);
-                cx.tell(|| format!("host {} port {port} sends message {got} to {destination}, {len} bytes", self.index));
+                let got =
+                    cx.ledger.accepted(cx.now, &cx.facts, self.index, book, port, dst, dport, len, tracked);
+                cx.tell(|| {
+                    format!(
+                        "host {} port {port} sends message {got} to {destination}, {len} bytes",
+                        self.index
+                    )
+                });
                 if dst == self.index {
                     let bound = self.sockets.map.values().any(|s| s.port == dport);
                     cx.ledger.messages[got].dropped = !bound;
@@ -862,7 +910,10 @@ impl OwnHost {
                         cx.see(Seen::CongestedSend);
                         let known = cx.watch.maps.get(&(self.index, dst)).is_some_and(|m| m.contains(dport));
                         if !known && dst != self.index {
-                            cx.fail(format!("host {} thinks {destination} congested, which its map does not say", self.index));
+                            cx.fail(format!(
+                                "host {} thinks {destination} congested, which its map does not say",
+                                self.index
+                            ));
                         }
                         if !s.waits_for_port.contains(&destination) {
                             s.waits_for_port.push(destination);
@@ -918,7 +969,8 @@ impl OwnHost {
     pub fn cancel(&mut self, cx: &mut Ctx, id: SocketId, destination: Option<(usize, u16)>) {
         let (Some(node), Some(s)) = (self.node.as_mut(), self.sockets.map.get(&id)) else { return };
         for m in &mut cx.ledger.messages {
-            let hit = m.sock == s.book && destination.is_none_or(|(dst, port)| m.dst == dst && m.dport == port);
+            let hit =
+                m.sock == s.book && destination.is_none_or(|(dst, port)| m.dst == dst && m.dport == port);
             if hit && m.outcome.is_none() {
                 m.cancelled = true;
             }

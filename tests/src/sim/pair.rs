@@ -98,7 +98,9 @@ impl Pair {
     /// If it is refused.
     #[track_caller]
     pub fn send(&mut self, from: usize, socket: SocketId, to: (usize, u16), len: usize) -> usize {
-        self.world.send(from, socket, to, len).unwrap_or_else(|e| panic!("host {from} refuses to send: {e:?}"))
+        self.world
+            .send(from, socket, to, len)
+            .unwrap_or_else(|e| panic!("host {from} refuses to send: {e:?}"))
     }
 
     /// Takes everything that a host's socket has.
@@ -119,7 +121,8 @@ impl Pair {
     /// Waits until the sender was told how message `id` ended.
     #[track_caller]
     pub fn end(&mut self, id: usize) -> rds_core::proto::Outcome {
-        self.world.run_until(&format!("end of message {id}"), SOON, |w| w.cx.ledger.messages[id].outcome.is_some());
+        self.world
+            .run_until(&format!("end of message {id}"), SOON, |w| w.cx.ledger.messages[id].outcome.is_some());
         self.world.cx.ledger.messages[id].outcome.expect("waited for it")
     }
 

@@ -82,7 +82,7 @@ const KNOWN: Known = Known {
     lanes_dialled_by_kernels: false,
     all_lanes_to_a_kernel_lost: false,
     kernels_connections_read_in_any_order: false,
-    lanes_change_on_restart: false,
+    lanes_change_on_restart: true,
 };
 
 /// Messages that each seed carries at least.

@@ -58,11 +58,7 @@ impl Traffic {
 
     /// When the programs do something again.
     pub fn next(&self, cx: &mut Ctx, busy: bool) -> Nanos {
-        let pace = if self.calm {
-            if busy { 20 * MS } else { 300 * MS }
-        } else {
-            self.pace
-        };
+        let pace = if self.calm { if busy { 20 * MS } else { 300 * MS } } else { self.pace };
         cx.now + cx.rng.u64(pace / 2..pace * 3 / 2)
     }
 
@@ -139,7 +135,9 @@ impl Traffic {
             return busy;
         }
         if self.calm {
-            self.last_words.retain(|(port, to)| host.send(cx, *port, to.0, to.1, 8 + cx.now as usize % 50, false).is_err());
+            self.last_words.retain(|(port, to)| {
+                host.send(cx, *port, to.0, to.1, 8 + cx.now as usize % 50, false).is_err()
+            });
             if self.quota == 0 {
                 return busy || !self.last_words.is_empty();
             }

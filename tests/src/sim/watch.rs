@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rds_core::proto::{lane_of_port, Guarantee, Outcome};
+use rds_core::proto::{Guarantee, Outcome, lane_of_port};
 use rds_core::wire::{
-    CongestionMap, Decoder, Flags, HandshakeExtensions, Header, Item, MAX_MESSAGE, MAX_MESSAGE_SLACK, checksum,
+    CongestionMap, Decoder, Flags, HandshakeExtensions, Header, Item, MAX_MESSAGE, MAX_MESSAGE_SLACK,
+    checksum,
 };
 
 use super::coverage::Seen;
@@ -37,7 +38,8 @@ impl Track {
     fn feed(&mut self, mut input: &[u8]) -> Result<(Vec<Header>, Vec<Passed>), String> {
         let (mut begun, mut passed) = (Vec::new(), Vec::new());
         loop {
-            let item = self.decoder.next(&mut input, MAX_MESSAGE + MAX_MESSAGE_SLACK).map_err(|e| e.to_string())?;
+            let item =
+                self.decoder.next(&mut input, MAX_MESSAGE + MAX_MESSAGE_SLACK).map_err(|e| e.to_string())?;
             match item {
                 Item::NeedMore => return Ok((begun, passed)),
                 Item::Message { header, payload } => {
@@ -133,7 +135,9 @@ impl Watch {
     /// Whether a message stands half written in the direction that `writer` writes.
     #[must_use]
     pub fn is_mid_message(&self, writer: End) -> bool {
-        self.links.get(&writer.link).is_some_and(|l| !l.directions[writer.side].consumed.decoder.at_boundary())
+        self.links
+            .get(&writer.link)
+            .is_some_and(|l| !l.directions[writer.side].consumed.decoder.at_boundary())
     }
 
     /// The header of the message that `reader`'s owner has consumed a part of.
@@ -185,7 +189,8 @@ pub fn written(cx: &mut Ctx, writer: End, bytes: &[u8]) -> Result<(), String> {
     let link = cx.watch.links.entry(writer.link).or_default();
     let direction = &mut link.directions[writer.side];
     direction.bytes_seen |= !bytes.is_empty();
-    let (begun, passed) = direction.written.feed(bytes).map_err(|e| format!("{writer:?} writes nonsense: {e}"))?;
+    let (begun, passed) =
+        direction.written.feed(bytes).map_err(|e| format!("{writer:?} writes nonsense: {e}"))?;
     let own = cx.facts[cx.net.host_of(writer)].kind == HostKind::Own;
     for header in begun {
         cx.tell(|| format!("{} writes {}", name(writer), line(&header)));
@@ -200,7 +205,8 @@ pub fn written(cx: &mut Ctx, writer: End, bytes: &[u8]) -> Result<(), String> {
         {
             return Err(format!("{} marks port 0 or 1 as congested", name(writer)));
         }
-        message_written(cx, writer, &message).map_err(|e| format!("{} {e}: {:?}", name(writer), message.header))?;
+        message_written(cx, writer, &message)
+            .map_err(|e| format!("{} {e}: {:?}", name(writer), message.header))?;
     }
     Ok(())
 }
@@ -265,7 +271,10 @@ fn header_rules(cx: &mut Ctx, writer: End, h: &Header) -> Result<(), String> {
             return Err("carries extensions that are none of the handshake's".into());
         }
         if said.generation != Some(mine.generation) || said.lanes != Some(u16::from(mine.lanes)) {
-            return Err(format!("announces {said:?}, but is of generation {} with {} lanes", mine.generation, mine.lanes));
+            return Err(format!(
+                "announces {said:?}, but is of generation {} with {} lanes",
+                mine.generation, mine.lanes
+            ));
         }
         if said.source_port_lane != (mine.lanes > 1) {
             return Err("announces lanes by source port wrongly".into());
@@ -308,7 +317,10 @@ fn header_rules(cx: &mut Ctx, writer: End, h: &Header) -> Result<(), String> {
             let key = (me, incarnations[writer.side], peer, incarnations[1 - writer.side], lane);
             let most = cx.watch.consumed.get(&key).copied().unwrap_or(0);
             if h.ack > most {
-                return Err(format!("acknowledges {:#x} on lane {lane}, but has read no further than {most:#x}", h.ack));
+                return Err(format!(
+                    "acknowledges {:#x} on lane {lane}, but has read no further than {most:#x}",
+                    h.ack
+                ));
             }
         }
         cx.seen.see(if ack_only { Seen::AckOnly } else { Seen::AckPiggybacked });
@@ -345,7 +357,10 @@ fn header_rules(cx: &mut Ctx, writer: End, h: &Header) -> Result<(), String> {
     dir.last_sequence = h.sequence;
     if window && h.sport != 0 {
         if dir.window_used >= heard.limit {
-            return Err(format!("begins a message at {} where the window allows {}", dir.window_used, heard.limit));
+            return Err(format!(
+                "begins a message at {} where the window allows {}",
+                dir.window_used, heard.limit
+            ));
         }
         dir.window_used += 48 + u64::from(h.len);
     }
@@ -363,7 +378,11 @@ fn message_written(cx: &mut Ctx, writer: End, message: &Passed) -> Result<(), St
     let len = h.len as usize;
     let Some(id) = cx.ledger.find(src, h.sport, dst, h.dport, len, &message.head) else {
         // A ping with a port of the node's own is no socket's.
-        return if h.dport == 0 && len == 0 { Ok(()) } else { Err("writes a message that no socket sent".into()) };
+        return if h.dport == 0 && len == 0 {
+            Ok(())
+        } else {
+            Err("writes a message that no socket sent".into())
+        };
     };
     let lane = cx.watch.lane(writer.link);
     let watch = cx.watch.links.entry(writer.link).or_default();
@@ -399,7 +418,9 @@ fn message_written(cx: &mut Ctx, writer: End, message: &Passed) -> Result<(), St
             return Err(format!("repeats message {id} under another number than {:#x}", m.sequence));
         }
         let other = |(end, _): &(End, u64)| {
-            links.get(&end.link).is_some_and(|l| l.incarnations[1 - end.side] != incarnations[1 - writer.side])
+            links
+                .get(&end.link)
+                .is_some_and(|l| l.incarnations[1 - end.side] != incarnations[1 - writer.side])
         };
         if own_pair && m.written.iter().any(other) {
             return Err(format!("repeats message {id} to another incarnation"));
@@ -427,7 +448,9 @@ fn message_written(cx: &mut Ctx, writer: End, message: &Passed) -> Result<(), St
     if let Some(lane) = lane {
         let others = flow.on_lane.iter().enumerate().any(|(l, n)| l != usize::from(lane) && *n > 0);
         if own_src && others {
-            return Err(format!("sends message {id} on lane {lane} while its sockets have others unacknowledged elsewhere"));
+            return Err(format!(
+                "sends message {id} on lane {lane} while its sockets have others unacknowledged elsewhere"
+            ));
         }
         if open {
             flow.on_lane[usize::from(lane)] += 1;
@@ -470,7 +493,8 @@ pub fn consumed(cx: &mut Ctx, reader: End, bytes: &[u8], superseded: bool) -> Re
     let writer = reader.peer();
     let link = cx.watch.links.entry(reader.link).or_default();
     let direction = &mut link.directions[writer.side];
-    let (_, passed) = direction.consumed.feed(bytes).map_err(|e| format!("{} reads nonsense: {e}", name(reader)))?;
+    let (_, passed) =
+        direction.consumed.feed(bytes).map_err(|e| format!("{} reads nonsense: {e}", name(reader)))?;
     let (me, peer) = (cx.net.host_of(reader), cx.net.host_of(writer));
     for message in &passed {
         let h = &message.header;
@@ -489,11 +513,15 @@ pub fn consumed(cx: &mut Ctx, reader: End, bytes: &[u8], superseded: bool) -> Re
                 cx.seen.see(Seen::WindowReopened);
             }
         }
-        let numbered = !h.is_congestion_map() && !h.is_ack_only() && !h.is_handshake_ping() && !h.is_handshake_pong();
+        let numbered =
+            !h.is_congestion_map() && !h.is_ack_only() && !h.is_handshake_ping() && !h.is_handshake_pong();
         if numbered && let Some(lane) = link.lane {
             let key = (me, link.incarnations[reader.side], peer, link.incarnations[writer.side], lane);
             let most = cx.watch.consumed.entry(key).or_default();
-            if h.sequence <= *most && cx.facts[peer].kind == HostKind::Own && cx.facts[me].kind == HostKind::Own {
+            if h.sequence <= *most
+                && cx.facts[peer].kind == HostKind::Own
+                && cx.facts[me].kind == HostKind::Own
+            {
                 cx.seen.see(Seen::DuplicateDropped);
             }
             *most = h.sequence.max(*most);
@@ -508,7 +536,8 @@ pub fn consumed(cx: &mut Ctx, reader: End, bytes: &[u8], superseded: bool) -> Re
 /// Notices a window that stops its sender: all that it allows is used, and messages wait.
 pub fn note_window(cx: &mut Ctx, writer: End) {
     let (src, dst) = (cx.net.host_of(writer), cx.net.host_of(writer.peer()));
-    let waiting = || cx.ledger.unwritten.range((src, dst, 0)..=(src, dst, u16::MAX)).any(|(_, set)| !set.is_empty());
+    let waiting =
+        || cx.ledger.unwritten.range((src, dst, 0)..=(src, dst, u16::MAX)).any(|(_, set)| !set.is_empty());
     let Some(link) = cx.watch.links.get(&writer.link) else { return };
     let heard = &link.heard[writer.side];
     let used = link.directions[writer.side].window_used;

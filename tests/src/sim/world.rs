@@ -392,7 +392,13 @@ impl World {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn kernel_send(&mut self, host: usize, port: u16, to: (usize, u16), len: usize) -> Result<usize, Refusal> {
+    pub fn kernel_send(
+        &mut self,
+        host: usize,
+        port: u16,
+        to: (usize, u16),
+        len: usize,
+    ) -> Result<usize, Refusal> {
         let Self { hosts, cx, .. } = self;
         let Host::Kernel(kernel) = &mut hosts[host] else { panic!("host {host} has no kernel") };
         let result = kernel.send(cx, port, to.0, to.1, len, false);

@@ -232,7 +232,9 @@ impl KernelHost {
         let due: Vec<(usize, usize)> = self
             .peers
             .iter()
-            .flat_map(|(peer, p)| p.paths.iter().enumerate().map(move |(i, path)| (*peer, i, path.next_run())))
+            .flat_map(|(peer, p)| {
+                p.paths.iter().enumerate().map(move |(i, path)| (*peer, i, path.next_run()))
+            })
             .filter(|(_, _, at)| at.is_some_and(|at| at <= cx.now))
             .map(|(peer, i, _)| (peer, i))
             .collect();
@@ -279,7 +281,9 @@ impl KernelHost {
 
     /// `rds_connect_path_complete`.
     fn path_up(&mut self, cx: &mut Ctx, peer: usize, index: usize, end: End) {
-        cx.tell(|| format!("kernel {}: path {index} to host {peer} is up, connection {}", self.index, end.link));
+        cx.tell(|| {
+            format!("kernel {}: path {index} to host {peer} is up, connection {}", self.index, end.link)
+        });
         let p = self.peers.entry(peer).or_insert_with(|| Peer::new(self.past_tx));
         p.map_queued = true;
         p.paths[index].up(end);
@@ -384,7 +388,9 @@ impl KernelHost {
 
     /// `rds_conn_shutdown` after the peer's FIN or a RST.
     fn shutdown(&mut self, cx: &mut Ctx, peer: usize, index: usize, end: End) {
-        cx.tell(|| format!("kernel {}: path {index} to host {peer} ends, connection {}", self.index, end.link));
+        cx.tell(|| {
+            format!("kernel {}: path {index} to host {peer} ends, connection {}", self.index, end.link)
+        });
         if self.new {
             self.drop_acked(cx, peer, index);
         }
@@ -447,7 +453,12 @@ impl KernelHost {
         if p.map.contains(dport) {
             return;
         }
-        p.paths[index].queue(Header { sport, dport, extensions, ..Header::default() }, Bytes::new(), None, None);
+        p.paths[index].queue(
+            Header { sport, dport, extensions, ..Header::default() },
+            Bytes::new(),
+            None,
+            None,
+        );
         self.dial(cx, peer, index);
     }
 
@@ -526,7 +537,10 @@ impl KernelHost {
                     }
                 }
                 Err(text) => {
-                    cx.fail(format!("kernel {} loses the framing of connection {}: {text}", self.index, end.link));
+                    cx.fail(format!(
+                        "kernel {} loses the framing of connection {}: {text}",
+                        self.index, end.link
+                    ));
                     return;
                 }
             }
@@ -627,13 +641,17 @@ impl KernelHost {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         self.peers.values().all(|p| {
-            p.waiting.is_empty() && p.paths.iter().all(|path| path.send.is_empty() && path.retransmit.is_empty())
+            p.waiting.is_empty()
+                && p.paths.iter().all(|path| path.send.is_empty() && path.retransmit.is_empty())
         })
     }
 
     /// Someone pings every peer for which something waits, or which seems congested (`rds-ping`).
     pub fn nudge(&mut self, cx: &mut Ctx) {
-        let waiting = |p: &Peer| !p.map.is_empty() || p.paths.iter().any(|path| !(path.send.is_empty() && path.retransmit.is_empty()));
+        let waiting = |p: &Peer| {
+            !p.map.is_empty()
+                || p.paths.iter().any(|path| !(path.send.is_empty() && path.retransmit.is_empty()))
+        };
         let peers: Vec<usize> = self.peers.iter().filter(|(_, p)| waiting(p)).map(|(i, _)| *i).collect();
         for peer in peers {
             self.send_probe(cx, peer, 0, NUDGE_PORT, PORT_ENGINE);

@@ -142,7 +142,13 @@ impl Path {
     }
 
     /// Writes what TCP takes (`rds_send_xmit`): a map first if one is due, then messages in order.
-    pub fn transmit(&mut self, cx: &mut Ctx, map_queued: &mut bool, map: &Bytes, held: bool) -> Result<(), String> {
+    pub fn transmit(
+        &mut self,
+        cx: &mut Ctx,
+        map_queued: &mut bool,
+        map: &Bytes,
+        held: bool,
+    ) -> Result<(), String> {
         let (State::Up, Some(end)) = (self.state, self.end) else { return Ok(()) };
         if self.early && self.send.is_empty() && self.retransmit.is_empty() {
             self.early = false;

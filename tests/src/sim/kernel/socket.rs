@@ -118,7 +118,9 @@ impl KernelHost {
         cx.seen.messages += 1;
         let bytes = Bytes::from(ledger::payload(cx.ledger.next_id(), len));
         let id = cx.ledger.accepted(cx.now, &cx.facts, self.index, book, port, dst, dport, len, false);
-        cx.tell(|| format!("kernel {} port {port} sends message {id} to host {dst} port {dport}", self.index));
+        cx.tell(|| {
+            format!("kernel {} port {port} sends message {id} to host {dst} port {dport}", self.index)
+        });
         let header = Header { sport: port, dport, ..Header::default() };
         self.queue_data(cx, dst, header, bytes, book, Some(id), blocking);
         Ok(id)
@@ -152,7 +154,14 @@ impl KernelHost {
                 self.send_ping(cx, dst);
                 if blocking {
                     let p = self.peers.get_mut(&dst).expect("made above");
-                    p.waiting.push_back(Queued { header, payload, book: Some(book), id, end: 0, stale: false });
+                    p.waiting.push_back(Queued {
+                        header,
+                        payload,
+                        book: Some(book),
+                        id,
+                        end: 0,
+                        stale: false,
+                    });
                     self.dial(cx, dst, 0);
                     return;
                 }
@@ -176,7 +185,9 @@ impl KernelHost {
             if destination.is_some_and(|(dst, _)| dst != *peer) {
                 continue;
             }
-            let hit = |m: &Queued| m.book == Some(book) && destination.is_none_or(|(_, dport)| m.header.dport == dport);
+            let hit = |m: &Queued| {
+                m.book == Some(book) && destination.is_none_or(|(_, dport)| m.header.dport == dport)
+            };
             let mut drop_hits = |queue: &mut VecDeque<Queued>| {
                 queue.retain(|m| {
                     if hit(m) {
