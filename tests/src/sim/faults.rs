@@ -218,7 +218,7 @@ impl Run {
         let Host::Own(h) = &mut world.hosts[host] else { return false };
         let ids: Vec<_> = h.sockets.map.keys().copied().collect();
         for id in ids {
-            let (send, receive) = (world.cx.rng.u64(1..20_000), world.cx.rng.u64(1..4_000));
+            let (send, receive) = (world.cx.rng.u64(64..20_000), world.cx.rng.u64(1..4_000));
             h.set_buffers(&mut world.cx, id, send, receive);
         }
         world.settle_calls(host);

@@ -895,6 +895,9 @@ impl OwnHost {
                 if rejected.payload.len() != len {
                     cx.fail(format!("host {} gives back another payload than it refused", self.index));
                 }
+                cx.tell(|| {
+                    format!("host {} port {} cannot send to {destination}: {:?}", self.index, s.port, rejected.error)
+                });
                 match rejected.error {
                     SendError::Full => {
                         cx.see(Seen::SendFull);
