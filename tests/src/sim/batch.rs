@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use super::coverage::Coverage;
 use super::ctx::HostKind;
 use super::net::{Event, MS, Nanos, SEC};
-use super::plan::Plan;
+use super::plan::{FAULTS, MESSAGES, Plan};
 use super::traffic::Traffic;
 use super::watch;
 use super::world::{Host, Step, World};
@@ -201,7 +201,15 @@ impl Run {
         } else if std::mem::take(&mut self.lasting[i]) {
             self.end_fault(i);
         } else if !self.calm {
+            let before = self.world.cx.seen.faults_total();
             self.lasting[i] = self.begin_fault(i);
+            for kind in self.plan.instead.clone() {
+                if self.world.cx.seen.faults_total() > before {
+                    break;
+                }
+                self.plan.faults[i].kind = kind;
+                self.lasting[i] = self.begin_fault(i);
+            }
             if self.lasting[i] {
                 self.world.cx.net.queue.push(self.plan.faults[i].until, Event::Fault(i));
             }
@@ -250,7 +258,7 @@ impl Run {
     }
 
     fn is_settled(&mut self) -> bool {
-        let quiet = self.traffic.iter().all(|t| t.last_words.is_empty())
+        let quiet = self.traffic.iter().all(|t| t.last_words.is_empty() && t.quota == 0)
             && self.world.hosts.iter().all(|h| match h {
                 Host::Own(h) => {
                     h.node.as_ref().is_none_or(rds_core::proto::Node::is_drained)
@@ -314,8 +322,11 @@ impl Run {
         for complaint in complaints {
             self.world.cx.fail(complaint);
         }
-        if self.world.cx.broken.is_none() && self.world.cx.seen.faults_total() == 0 {
-            self.world.cx.fail("a seed without a single fault tests nothing".into());
+        let (messages, faults) = (self.world.cx.seen.messages, self.world.cx.seen.faults_total());
+        if self.world.cx.broken.is_none() && (messages < u64::from(MESSAGES) || faults < FAULTS as u64) {
+            self.world
+                .cx
+                .fail(format!("only {messages} messages and {faults} faults: the seed tests too little"));
         }
     }
 }

@@ -38,6 +38,8 @@ kinds! {
         Crossing = "new connection while the old one seems up",
         /// A process dies and another takes its place.
         Restart = "process restart",
+        /// A process ends in an orderly way, and another takes its place.
+        Goodbye = "orderly shutdown",
         /// A host loses power.
         PowerLoss = "power loss",
         /// A restart with a clock that went backwards.
@@ -84,8 +86,6 @@ kinds! {
         UnknownArrived = "unknown, but it had arrived",
         /// A restart of the peer was recognised.
         RestartSeen = "restart of the peer recognised",
-        /// A connection of a dead incarnation was closed.
-        OldIncarnationClosed = "connection of a dead incarnation closed",
         /// The window stopped a sender.
         WindowBlocked = "window blocked",
         /// ... and let it go on.

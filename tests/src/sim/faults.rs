@@ -44,6 +44,14 @@ impl Run {
                 }
                 up
             }
+            Fault::Goodbye => match &mut self.world.hosts[f.host] {
+                Host::Own(own) if own.node.is_some() => {
+                    own.say_goodbye(&mut self.world.cx);
+                    self.world.settle_calls(f.host);
+                    true
+                }
+                _ => false,
+            },
             Fault::StopReading => {
                 self.traffic[f.host].deaf_until = f.until;
                 true
@@ -104,6 +112,10 @@ impl Run {
                 self.down_for[f.host] = None;
                 let back = if f.kind == Fault::ClockBack { 3_600_000 } else { 0 };
                 self.start_host(f.host, back);
+            }
+            Fault::Goodbye if self.down_for[f.host].is_none() => {
+                self.world.stop(f.host, false);
+                self.start_host(f.host, 0);
             }
             Fault::SlowNet => self.world.cx.net.wire = self.plan.wire,
             Fault::Refuse if self.world.is_up(f.host) => self.world.cx.net.listen(f.host, true),
@@ -206,7 +218,7 @@ impl Run {
         let Host::Own(h) = &mut world.hosts[host] else { return false };
         let ids: Vec<_> = h.sockets.map.keys().copied().collect();
         for id in ids {
-            let (send, receive) = (world.cx.rng.u64(1..20_000), world.cx.rng.u64(1..4_000));
+            let (send, receive) = (world.cx.rng.u64(64..20_000), world.cx.rng.u64(1..4_000));
             h.set_buffers(&mut world.cx, id, send, receive);
         }
         world.settle_calls(host);

@@ -203,7 +203,11 @@ impl OwnHost {
     fn notices(&mut self, cx: &mut Ctx) -> bool {
         let mut later = VecDeque::new();
         if cx.chance(self.temper.reverse) {
-            self.pending.make_contiguous().reverse();
+            // All but the accept queue, which keeps its order.
+            let (queue, mut rest): (Vec<_>, Vec<_>) =
+                self.pending.drain(..).partition(|n| matches!(n, Notice::Incoming(_)));
+            rest.reverse();
+            self.pending = queue.into_iter().chain(rest).collect();
         }
         while let Some(notice) = self.pending.pop_front() {
             if cx.broken.is_some() {
@@ -624,7 +628,6 @@ impl OwnHost {
         match reason {
             DropReason::HandshakeTimeout => cx.see(Seen::HandshakeTimeout),
             DropReason::Replaced => cx.see(Seen::Replaced),
-            DropReason::PeerRestarted => cx.see(Seen::OldIncarnationClosed),
             DropReason::Framing(_) => cx.see(Seen::FramingLost),
             DropReason::Limit => cx.see(Seen::RefusedByLimit),
             DropReason::PokeDone => cx.see(Seen::Knock),
@@ -815,6 +818,7 @@ impl OwnHost {
                 self.sockets.map.insert(id, Socket::new(bound, book));
                 Some(id)
             }
+            Err(rds_core::proto::BindError::ShuttingDown) => None,
             Err(e) => {
                 cx.fail(format!("host {} cannot bind {port}: {e}", self.index));
                 None
@@ -891,6 +895,9 @@ impl OwnHost {
                 if rejected.payload.len() != len {
                     cx.fail(format!("host {} gives back another payload than it refused", self.index));
                 }
+                cx.tell(|| {
+                    format!("host {} port {} cannot send to {destination}: {:?}", self.index, s.port, rejected.error)
+                });
                 match rejected.error {
                     SendError::Full => {
                         cx.see(Seen::SendFull);
@@ -943,6 +950,15 @@ impl OwnHost {
             }
         }
         self.output(cx);
+    }
+
+    /// Ends all connections in an orderly way, as a process does before it exits.
+    pub fn say_goodbye(&mut self, cx: &mut Ctx) {
+        if let Some(node) = self.node.as_mut() {
+            node.begin_shutdown();
+            node.close_connections(time(cx.now));
+            self.output(cx);
+        }
     }
 
     /// Asks to be told when nothing of the socket is on its way.

@@ -58,6 +58,8 @@ pub struct Plan {
     pub hosts: Vec<HostPlan>,
     /// The faults, in order of time.
     pub faults: Vec<FaultPlan>,
+    /// Kinds that may stand in for one that cannot be done.
+    pub instead: Vec<Fault>,
     /// When faults end and everything must come to rest.
     pub calm_at: Nanos,
 }
@@ -67,16 +69,19 @@ struct Known {
     /// Several lanes offered to kernels that dial: the node takes all their connections for its first lane, so that they
     /// displace each other.
     lanes_dialled_by_kernels: bool,
-    /// Several lanes towards a kernel that restarts: the node dials them all at once, and the kernel takes what comes first
-    /// for its first path.
-    lanes_to_restarting_kernels: bool,
+    /// Several lanes towards a kernel lost at once: the node dials them all at once, and the kernel takes what comes first for
+    /// its first path.
+    all_lanes_to_a_kernel_lost: bool,
+    /// Connections of a kernel that waited to be accepted, read in another order: the one read last is taken for the newest.
+    kernels_connections_read_in_any_order: bool,
     /// Another number of lanes in the next life: connections of lanes that are no more are taken for the first one.
     lanes_change_on_restart: bool,
 }
 
 const KNOWN: Known = Known {
     lanes_dialled_by_kernels: false,
-    lanes_to_restarting_kernels: false,
+    all_lanes_to_a_kernel_lost: false,
+    kernels_connections_read_in_any_order: false,
     lanes_change_on_restart: true,
 };
 
@@ -84,6 +89,10 @@ const KNOWN: Known = Known {
 pub const MESSAGES: u32 = 1000;
 /// Faults that each seed has at least.
 pub const FAULTS: usize = 5;
+
+/// Faults after which all lanes between two hosts are made anew.
+const TAKES_ALL_LANES: [Fault; 6] =
+    [Fault::CutLong, Fault::Restart, Fault::Goodbye, Fault::PowerLoss, Fault::ClockBack, Fault::Freeze];
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.usize(..from.len())]
@@ -103,18 +112,29 @@ impl Plan {
         };
         let mut hosts = Self::draw_hosts(rng);
         let calm_at = SEC * rng.u64(20..110);
-        let faults = Self::draw_faults(rng, hosts.len() - 1, calm_at);
-        let restarts = [Fault::Restart, Fault::PowerLoss, Fault::ClockBack];
-        if faults.iter().any(|f| restarts.contains(&f.kind)) {
-            // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
-            for h in hosts.iter_mut().filter(|h| h.kind.is_kernel()) {
-                h.spec.ping_enable = true;
-            }
-            if !KNOWN.lanes_to_restarting_kernels && hosts.iter().any(|h| h.kind.is_kernel()) {
+        let mut faults = Self::draw_faults(rng, hosts.len() - 1, calm_at);
+        let kernels = hosts.iter().any(|h| h.kind.is_kernel());
+        if kernels && !KNOWN.all_lanes_to_a_kernel_lost {
+            if rng.bool() {
                 hosts.iter_mut().for_each(|h| h.spec.lanes = 1);
+            } else {
+                for f in &mut faults {
+                    if TAKES_ALL_LANES.contains(&f.kind) {
+                        (f.kind, f.until) = (Fault::Reset, f.at);
+                    }
+                }
             }
         }
-        Self { seed, wire, hosts, faults, calm_at }
+        if kernels && !KNOWN.kernels_connections_read_in_any_order {
+            hosts.iter_mut().for_each(|h| h.temper.reverse = 0);
+        }
+        if faults.iter().any(|f| TAKES_ALL_LANES.contains(&f.kind)) {
+            // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
+            hosts.iter_mut().filter(|h| h.kind.is_kernel()).for_each(|h| h.spec.ping_enable = true);
+        }
+        let mut instead = vec![Fault::Reset, Fault::Cancel, Fault::Rebind, Fault::StopReading];
+        rng.shuffle(&mut instead);
+        Self { seed, wire, hosts, faults, instead, calm_at }
     }
 
     fn draw_hosts(rng: &mut Rng) -> Vec<HostPlan> {
@@ -225,6 +245,7 @@ impl Plan {
                     Fault::CutShort | Fault::Refuse => rng.u64(SEC / 10..8 * SEC),
                     Fault::CutLong => rng.u64(35 * SEC..60 * SEC),
                     Fault::Restart | Fault::ClockBack => rng.u64(MS..3 * SEC),
+                    Fault::Goodbye => rng.u64(SEC..5 * SEC),
                     Fault::PowerLoss => rng.u64(SEC / 10..20 * SEC),
                     Fault::StopReading | Fault::Freeze | Fault::SlowNet => rng.u64(SEC / 10..10 * SEC),
                     Fault::AckStarvation => rng.u64(SEC / 10..SEC),

@@ -79,9 +79,11 @@ impl Traffic {
         if self.calm {
             self.last_words.retain(|(port, to)| {
                 let Some((id, _)) = sockets.iter().find(|(_, p)| p == port) else { return false };
-                host.send(cx, *id, to.0, to.1, 8 + cx.now as usize % 100).is_err()
+                host.send(cx, *id, to.0, to.1, 8 + cx.now as usize % 50).is_err()
             });
-            return busy || !self.last_words.is_empty();
+            if self.quota == 0 {
+                return busy || !self.last_words.is_empty();
+            }
         }
         let burst = if cx.chance(20) { cx.rng.u32(1..80) } else { cx.rng.u32(0..10) };
         let (id, port) = sockets[cx.rng.usize(..sockets.len())];
@@ -115,7 +117,7 @@ impl Traffic {
         if cx.chance(10) {
             host.watch_drained(cx, id);
         }
-        busy
+        busy || self.calm
     }
 
     /// A step of a kernel's programs.
@@ -134,9 +136,11 @@ impl Traffic {
         }
         if self.calm {
             self.last_words.retain(|(port, to)| {
-                host.send(cx, *port, to.0, to.1, 8 + cx.now as usize % 100, false).is_err()
+                host.send(cx, *port, to.0, to.1, 8 + cx.now as usize % 50, false).is_err()
             });
-            return busy || !self.last_words.is_empty();
+            if self.quota == 0 {
+                return busy || !self.last_words.is_empty();
+            }
         }
         let port = ports[cx.rng.usize(..ports.len())];
         let to = self.targets.get(cx.rng.usize(..self.targets.len().max(1))).copied();
