@@ -505,3 +505,25 @@ fn what_was_cancelled_is_not_kept_for_a_peer_that_will_never_see_it() {
     b.feed(conn, &window(1 << 30, 0));
     assert_eq!(b.node.outstanding(conn), 0);
 }
+
+/// What an acknowledgement says before the pong may be about an earlier life of this node, or of the peer.
+#[test]
+fn an_acknowledgement_before_the_pong_is_not_believed() {
+    let mut b = Bench::new(|_| {});
+    let (socket, _) = b.node.bind(4000).unwrap();
+    let peer = Own::new(1);
+    let first = b.own(1000, peer);
+    b.feed(first, &window(1 << 20, 0));
+    b.send(socket, SMALLER, 4001, b"not acknowledged").unwrap();
+    let sent = b.heard(first).last().unwrap().sequence;
+    b.node.closed(b.now, first, None);
+    let second = b.accept(1001);
+    b.feed(second, &peer.hello());
+    b.feed(second, &window(1 << 20, sent));
+    assert!(!b.node.is_drained(), "an acknowledgement before the pong was believed");
+    b.feed(second, &peer.pong(0));
+    let again = *b.heard(second).last().unwrap();
+    assert_eq!((again.sequence, again.flags), (sent, Flags::RETRANSMITTED));
+    b.feed(second, &window(1 << 20, sent));
+    assert!(b.node.is_drained());
+}

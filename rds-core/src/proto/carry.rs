@@ -208,7 +208,10 @@ impl Node {
         let generation = p.incarnation.and_then(|i| i.generation.flatten());
         let news = (guarantee, generation, p.count);
         if !p.up || p.told != Some(news) {
-            let restarted = p.told.is_some_and(|(g, gen_, _)| g != guarantee || gen_ != generation);
+            // A kernel shows its generation some time after it came up; that is no restart.
+            let restarted = p.told.is_some_and(|(g, shown, _)| {
+                g != guarantee || shown.is_some_and(|shown| Some(shown) != generation)
+            });
             p.up = true;
             p.told = Some(news);
             let (peer, lanes) = (p.address, p.count);
