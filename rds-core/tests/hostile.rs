@@ -527,3 +527,38 @@ fn an_acknowledgement_before_the_pong_is_not_believed() {
     b.feed(second, &window(1 << 20, sent));
     assert!(b.node.is_drained());
 }
+
+#[test]
+fn silent_connections_do_not_keep_others_out() {
+    let mut b = Bench::new(|c| c.max_handshakes = 1);
+    for host in 10..50 {
+        let address = format!("9.0.0.{host}").parse().unwrap();
+        assert!(b.node.accept(b.now, address, 1000).is_ok(), "the oldest silent one makes room");
+        b.now = b.now + Duration::from_millis(1);
+    }
+    b.pump();
+    let closed =
+        b.events.iter().filter(|a| matches!(a, Action::Close { reason: DropReason::Limit, .. })).count();
+    assert_eq!(closed, 39);
+    let (socket, _) = b.node.bind(4000).unwrap();
+    // Also where the silent one is the same peer's.
+    for port in 0..5 {
+        b.accept(port);
+        b.node.accept(b.now, "9.0.0.7".parse().unwrap(), 1000 + port).unwrap();
+    }
+    let conn = b.own(1000, Own::new(1));
+    b.feed(conn, &window(1 << 20, 0));
+    assert_eq!(b.send(socket, SMALLER, 4001, b"through"), Ok(()));
+    assert_eq!(b.heard(conn).last().unwrap().dport, 4001);
+}
+
+#[test]
+fn pongs_do_not_wait_for_the_window() {
+    let mut b = Bench::new(|_| {});
+    let (socket, _) = b.node.bind(4000).unwrap();
+    let conn = b.own(1000, Own::new(1));
+    b.send(socket, SMALLER, 4001, b"no window for this").unwrap();
+    b.feed(conn, &data(5, 4001, 0, b""));
+    let last = *b.heard(conn).iter().rev().find(|h| h.dport == 4001).expect("a pong");
+    assert_eq!((last.sport, last.len), (0, 0));
+}

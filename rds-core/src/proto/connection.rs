@@ -296,6 +296,14 @@ impl Conns {
         (0..self.slots.len() as u32).filter_map(|i| self.id(i)).collect()
     }
 
+    /// The accepted connection that stands longest without having said anything.
+    pub(super) fn oldest_silent(&self) -> Option<super::ConnId> {
+        let silent = |c: &Conn| !c.dialed && c.phase == Phase::Handshake && c.identity.is_none();
+        let all = self.slots.iter().enumerate().filter_map(|(i, c)| Some((i as u32, c.as_ref()?)));
+        let (index, c) = all.filter(|(_, c)| silent(c)).min_by_key(|(_, c)| c.since)?;
+        Some(super::ConnId { index, serial: c.serial })
+    }
+
     /// Live connections of a peer, and their number.
     pub(super) fn of_peer(&self, peer: u32) -> impl Iterator<Item = (u32, &Conn)> {
         self.slots

@@ -152,13 +152,13 @@ impl Lane {
         self.queue.push_back(message);
     }
 
-    /// Queues a pong, unless too many wait.
+    /// Queues a pong before everything else, unless too many wait: pongs do not wait for the peer's window.
     pub(super) fn push_pong(&mut self, dport: u16) -> bool {
         if self.pongs >= MAX_PONGS || self.pongs + self.unacked_pongs >= MAX_UNACKED_PONGS {
             return false;
         }
         self.pongs += 1;
-        self.queue.push_back(Queued {
+        self.queue.push_front(Queued {
             socket: super::local::NO_SOCKET,
             token: None,
             len: 0,

@@ -97,9 +97,9 @@ impl Node {
         if c.pong_due && (c.is_own() || lane.resend == lane.unacked.len()) {
             return true;
         }
-        c.may_send_data()
-            && !self.window_closed(index)
-            && (lane.resend < lane.unacked.len() || !lane.queue.is_empty())
+        let again = lane.resend < lane.unacked.len();
+        let exempt = !again && lane.queue.front().is_some_and(|q| q.sport == PORT_ENGINE);
+        c.may_send_data() && (exempt || (!self.window_closed(index) && (again || !lane.queue.is_empty())))
     }
 
     /// Whether the peer's window forbids to begin a message.
@@ -296,7 +296,7 @@ impl Node {
         let mut began = false;
         while let Some(front) = lane.queue.front()
             && c.wire_len() < max
-            && !(windowed && c.tx_used >= c.tx_limit)
+            && (front.sport == PORT_ENGINE || !(windowed && c.tx_used >= c.tx_limit))
         {
             if let Stored::Apart(payload) = &front.stored {
                 let payload = payload.clone();
