@@ -896,7 +896,10 @@ impl OwnHost {
                     cx.fail(format!("host {} gives back another payload than it refused", self.index));
                 }
                 cx.tell(|| {
-                    format!("host {} port {} cannot send to {destination}: {:?}", self.index, s.port, rejected.error)
+                    format!(
+                        "host {} port {} cannot send to {destination}: {:?}",
+                        self.index, s.port, rejected.error
+                    )
                 });
                 match rejected.error {
                     SendError::Full => {
