@@ -254,6 +254,9 @@ impl Ledger {
         dport: u16,
         body: &[u8],
     ) -> Result<Option<usize>, String> {
+        if facts[src].kind == HostKind::Stranger {
+            return Ok(None); // its messages are not in the books
+        }
         if sport == 0 {
             let open = self.pings.entry((dst, dport)).or_default();
             *open -= 1;

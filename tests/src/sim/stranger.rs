@@ -23,6 +23,8 @@ pub struct Stranger {
     pub index: usize,
     /// Notices to be handled.
     pub pending: VecDeque<Notice>,
+    /// Connections that others made, in the order of their coming.
+    pub accepted: Vec<End>,
     open: Vec<(End, Manner)>,
 }
 
@@ -30,13 +32,24 @@ impl Stranger {
     /// A stranger without connections. Its listener is to be closed by the caller.
     #[must_use]
     pub fn new(index: usize) -> Self {
-        Self { index, pending: VecDeque::new(), open: Vec::new() }
+        Self { index, pending: VecDeque::new(), accepted: Vec::new(), open: Vec::new() }
     }
 
     /// Connects to a host.
-    pub fn dial(&mut self, cx: &mut Ctx, to: usize, manner: Manner) {
-        let end = cx.net.connect(cx.now, self.index, to, None);
+    pub fn dial(&mut self, cx: &mut Ctx, to: usize, manner: Manner) -> End {
+        self.dial_lane(cx, to, None, manner)
+    }
+
+    /// Connects to a host, from a source port that tells the lane.
+    pub fn dial_lane(&mut self, cx: &mut Ctx, to: usize, lane: Option<u8>, manner: Manner) -> End {
+        let end = cx.net.connect(cx.now, self.index, to, lane);
         self.open.push((end, manner));
+        end
+    }
+
+    /// Writes on a connection.
+    pub fn say(&mut self, cx: &mut Ctx, end: End, bytes: &[u8]) {
+        cx.net.write(cx.now, end, &[Bytes::copy_from_slice(bytes)], usize::MAX);
     }
 
     /// Handles what came, and forgets connections that have ended.
@@ -60,7 +73,15 @@ impl Stranger {
                     }
                 },
                 Notice::Failed(end) => self.open.retain(|(e, _)| *e != end),
-                Notice::Incoming(_) | Notice::Writable(_) => {}
+                Notice::Incoming(end) => {
+                    cx.net.accept(end);
+                    self.accepted.push(end);
+                    self.open.push((end, Manner::Silent));
+                    if cx.net.is_readable(end) {
+                        self.pending.push_back(Notice::Readable(end));
+                    }
+                }
+                Notice::Writable(_) => {}
             }
         }
         false

@@ -117,6 +117,8 @@ pub struct Watch {
     consumed: BTreeMap<LaneKey, u64>,
     /// The map that a host read last, by (reader, writer).
     pub maps: BTreeMap<(usize, usize), CongestionMap>,
+    /// Everything that is written, by the end that writes it; kept only if there is a map.
+    pub tap: Option<BTreeMap<End, Vec<u8>>>,
     /// Lanes in use, as an own node said, by (node, peer).
     pub lanes: BTreeMap<(usize, usize), u8>,
 }
@@ -186,6 +188,9 @@ impl Watch {
 /// # Errors
 /// The rule of the wire that they break.
 pub fn written(cx: &mut Ctx, writer: End, bytes: &[u8]) -> Result<(), String> {
+    if let Some(tap) = &mut cx.watch.tap {
+        tap.entry(writer).or_default().extend_from_slice(bytes);
+    }
     let link = cx.watch.links.entry(writer.link).or_default();
     let direction = &mut link.directions[writer.side];
     direction.bytes_seen |= !bytes.is_empty();
@@ -378,7 +383,7 @@ fn message_written(cx: &mut Ctx, writer: End, message: &Passed) -> Result<(), St
     let len = h.len as usize;
     let Some(id) = cx.ledger.find(src, h.sport, dst, h.dport, len, &message.head) else {
         // A ping with a port of the node's own is no socket's.
-        return if h.dport == 0 && len == 0 {
+        return if !own_src || (h.dport == 0 && len == 0) {
             Ok(())
         } else {
             Err("writes a message that no socket sent".into())

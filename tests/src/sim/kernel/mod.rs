@@ -506,7 +506,8 @@ impl KernelHost {
         let p = self.peers.get_mut(&peer).expect("it has a path");
         let npaths = p.npaths;
         for m in std::mem::take(&mut p.waiting) {
-            let index = usize::from(lane_of_port(m.header.sport, npaths));
+            let odd = self.sockets.get(&m.header.sport).and_then(|s| s.odd_path).filter(|p| *p < npaths);
+            let index = usize::from(odd.unwrap_or_else(|| lane_of_port(m.header.sport, npaths)));
             let p = self.peers.get_mut(&peer).expect("as above");
             p.paths[index].queue(m.header, m.payload, m.book, m.id);
             self.dial(cx, peer, index);

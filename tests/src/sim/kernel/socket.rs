@@ -27,6 +27,9 @@ pub struct Socket {
     pub queued: u64,
     /// Whether the program takes messages at present.
     pub reading: bool,
+    /// The path that its messages take whatever its port says, once there are several: that of the first socket bound after an
+    /// old kernel loaded the module.
+    pub odd_path: Option<u8>,
     congested: bool,
 }
 
@@ -76,6 +79,7 @@ impl KernelHost {
             queue: VecDeque::new(),
             queued: 0,
             reading: true,
+            odd_path: None,
             congested: false,
         };
         self.sockets.insert(port, socket);
@@ -126,9 +130,25 @@ impl KernelHost {
         Ok(id)
     }
 
+    /// sendmsg of a payload that is not in the books, by a program that waits for the handshake where old kernels make it.
+    pub fn send_raw(&mut self, cx: &mut Ctx, port: u16, dst: usize, dport: u16, payload: Bytes) {
+        let Some(s) = self.sockets.get_mut(&port) else { return };
+        s.send_queued += payload.len() as u64;
+        let book = s.book;
+        self.queue_data(
+            cx,
+            dst,
+            Header { sport: port, dport, ..Header::default() },
+            payload,
+            book,
+            None,
+            true,
+        );
+    }
+
     /// Chooses the path of a message and queues it.
     #[allow(clippy::too_many_arguments)]
-    pub(crate) fn queue_data(
+    pub fn queue_data(
         &mut self,
         cx: &mut Ctx,
         dst: usize,
@@ -149,7 +169,10 @@ impl KernelHost {
         } else {
             // `rds_send_mprds_hash`
             let known = p.npaths;
-            index = usize::from(lane_of_port(header.sport, if known == 0 { LANES } else { known }));
+            let odd = self.sockets.get(&header.sport).and_then(|s| s.odd_path).map(usize::from);
+            let index_by_port =
+                usize::from(lane_of_port(header.sport, if known == 0 { LANES } else { known }));
+            index = odd.filter(|_| known != 1).unwrap_or(index_by_port);
             if known == 0 && index != 0 {
                 self.send_ping(cx, dst);
                 if blocking {
