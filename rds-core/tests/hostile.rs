@@ -562,3 +562,31 @@ fn pongs_do_not_wait_for_the_window() {
     let last = *b.heard(conn).iter().rev().find(|h| h.dport == 4001).expect("a pong");
     assert_eq!((last.sport, last.len), (0, 0));
 }
+
+#[test]
+fn maps_do_not_pile_up_for_a_peer_that_reads_slowly() {
+    let mut b = Bench::new(|_| {});
+    let (socket, _) = b.node.bind(4000).unwrap();
+    b.node.set_receive_buffer(socket, 100);
+    let conn = b.own(1000, Own::new(1));
+    let mut written = 0;
+    for i in 0..100 {
+        // The port is congested and free again, and TCP takes a few bytes only.
+        b.node
+            .receive(b.now, conn, &data(100 + i, 4001, 4000, &[0; 200]), &mut b.inbox)
+            .more
+            .then_some(())
+            .unwrap();
+        b.node.consumed(socket, 200, 1);
+        while b.node.poll_action(b.now).is_some() {}
+        if b.node.poll_transmit() == Some(conn) {
+            let mut out = Vec::new();
+            let n = b.node.begin_transmit(conn, 1 << 16, &mut out);
+            assert!(n < 3 * 8240, "{n} bytes wait for a peer that took {written}");
+            b.node.end_transmit(b.now, conn, 10.min(n), true);
+            b.node.writable(conn);
+            written += 10;
+        }
+    }
+    assert!(written > 500, "maps were due");
+}

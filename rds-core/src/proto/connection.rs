@@ -91,6 +91,8 @@ pub(super) struct Conn {
     pub(super) blocked: bool,
     pub(super) listed: bool,
     pub(super) map_due: bool,
+    /// End in the stream of the map encoded last; until TCP has that, changes gather for the next one.
+    pub(super) map_end: u64,
     pub(super) ping_due: bool,
     pub(super) pong_due: bool,
     /// Listed for acknowledgement at the next flush.
@@ -147,6 +149,7 @@ impl Conn {
             blocked: false,
             listed: false,
             map_due: false,
+            map_end: 0,
             ping_due: false,
             pong_due: false,
             ack_listed: false,

@@ -176,8 +176,10 @@ impl Node {
         let ours = Identity::ours(self.config.capabilities);
         self.grant(index);
         let Some(c) = self.conns.at_mut(index) else { return };
-        if std::mem::take(&mut c.map_due) {
+        if c.map_due && c.written >= c.map_end {
+            c.map_due = false;
             c.push(self.local.map.to_message(ours));
+            c.map_end = c.enqueued;
         }
         let lane = &self.peers[c.peer as usize].lanes[usize::from(c.lane)];
         if std::mem::take(&mut c.ping_due) {
