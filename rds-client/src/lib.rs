@@ -96,7 +96,8 @@ impl NodeBuilder {
         self
     }
 
-    /// TCP congestion control of the node's connections (`TCP_CONGESTION`), such as `cubic`. Default: the system's.
+    /// TCP congestion control of the node's connections (`TCP_CONGESTION`), such as `cubic`; one that
+    /// `/proc/sys/net/ipv4/tcp_allowed_congestion_control` lists. Default: the system's.
     #[must_use]
     pub fn congestion_control(mut self, name: &str) -> Self {
         self.options.congestion_control = Some(name.to_owned());
@@ -299,7 +300,10 @@ impl Socket {
         self.0.try_send_vectored_to(pieces, destination)
     }
 
-    /// Queues a message without copying it; blocks as [`Socket::send_to`].
+    /// Queues a message, without copying it if it is longer than 512 bytes; blocks as [`Socket::send_to`].
+    ///
+    /// The payload is dropped when the message has ended, by whichever thread does the node's work at that moment. Its drop may call the
+    /// node, but nothing that blocks.
     ///
     /// # Errors
     /// The error, and the payload back.

@@ -162,3 +162,17 @@ fn any_free_port_can_be_listened_on() {
     x.send_to(b"ports", y.local_addr()).unwrap();
     assert_eq!(message(&y).0, b"ports");
 }
+
+#[test]
+fn a_congestion_control_that_the_kernel_does_not_have_is_named() {
+    let error = builder(net()(1)).congestion_control("nonsense").open().unwrap_err();
+    assert!(matches!(&error, OpenError::CongestionControl { name, .. } if name == "nonsense"), "{error}");
+    // Each connection has it, made or accepted.
+    let net = net();
+    let node = |host| builder(net(host)).congestion_control("reno").open().unwrap();
+    let (a, b) = (node(1), node(2));
+    let (alice, bob) = (a.bind(0).unwrap(), b.bind(0).unwrap());
+    bob.set_recv_timeout(Some(LONG));
+    alice.send_to(b"hello", bob.local_addr()).unwrap();
+    assert_eq!(message(&bob).0, b"hello");
+}

@@ -5,6 +5,8 @@ mod common;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::thread;
+use std::time::Instant;
 
 use common::{LONG, builder, message, net, pair};
 use rds_client::{Bytes, Node, Socket};
@@ -90,6 +92,43 @@ fn a_payload_whose_drop_panics_harms_nothing_else() {
         assert_eq!(message(&p.bob).0, [i]);
     }
     assert!(p.alice.flush(LONG));
+}
+
+/// A payload that keeps the node open from which it was sent.
+struct Keeps(#[allow(dead_code, reason = "only its drop matters")] (Node, Arc<Socket>));
+
+impl AsRef<[u8]> for Keeps {
+    fn as_ref(&self) -> &[u8] {
+        // Large enough that it is not copied.
+        &[3; 100_000]
+    }
+}
+
+#[test]
+fn a_node_whose_last_handle_a_payload_holds_delivers_what_is_queued() {
+    let net = net();
+    let a = builder(net(1)).open().unwrap();
+    let alice = Arc::new(a.bind(1000).unwrap());
+    alice.set_send_buffer(16 << 20);
+    let bob_at = SocketAddr::new(net(2), 2000);
+    let payload = Bytes::from_owner(Keeps((a.clone(), Arc::clone(&alice))));
+    alice.send_owned(payload, bob_at).unwrap();
+    // More than is on its way when the first is acknowledged.
+    for _ in 0..99 {
+        alice.send_to(&[4; 100_000], bob_at).unwrap();
+    }
+    drop((a, alice));
+    // Nobody but the node itself is left to send them, and to drop the payload when it is acknowledged.
+    let (_b, bob) = builder(net(2)).open_bound(&[2000]).unwrap();
+    bob[0].set_recv_timeout(Some(LONG));
+    for _ in 0..100 {
+        assert_eq!(message(&bob[0]).0.len(), 100_000);
+    }
+    let end = Instant::now() + LONG;
+    while let Err(error) = builder(net(1)).open() {
+        assert!(Instant::now() < end, "the node does not end: {error}");
+        thread::yield_now();
+    }
 }
 
 #[test]

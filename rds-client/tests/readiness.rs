@@ -2,13 +2,15 @@
 
 mod common;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::thread;
+use std::time::Duration;
 
-use common::{LONG, builder, message, net, pair};
+use common::{LONG, PORT, builder, message, net, pair};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rds_client::{Bytes, Readiness, RecvError, TrySendError};
+use socket2::SockRef;
 
 /// Whether the descriptor is readable now.
 fn is_set(fd: BorrowedFd<'_>) -> bool {
@@ -128,4 +130,33 @@ fn a_wait_for_both_sides_ends_with_the_first() {
     assert_eq!(p.bob.wait(read, None), read);
     assert_eq!(p.bob.wait(both, None), both);
     assert_eq!(p.bob.wait(Readiness::default(), None), Readiness::default());
+}
+
+#[test]
+fn a_thread_that_never_sleeps_still_does_what_is_due() {
+    let net = net();
+    let a = builder(net(1)).busy_poll(Duration::MAX).open().unwrap();
+    let alice = a.bind(0).unwrap();
+    let to = SocketAddr::new(net(2), 2000);
+    alice.set_recv_timeout(Some(LONG));
+    // A peer that hangs up: whoever waits for the answer has to dial again and again, and when is a matter of time.
+    let listener = TcpListener::bind((net(2), PORT)).unwrap();
+    SockRef::from(&listener).set_read_timeout(Some(LONG)).unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            alice.send_to(b"question", to).unwrap();
+            message(&alice)
+        });
+        for _ in 0..6 {
+            drop(listener.accept().unwrap());
+        }
+        drop(listener);
+        let (b, bob) = builder(net(2)).open_bound(&[2000]).unwrap();
+        bob[0].set_recv_timeout(Some(LONG));
+        let (question, from) = message(&bob[0]);
+        assert_eq!(question, b"question");
+        bob[0].send_to(b"answer", from).unwrap();
+        assert_eq!(waiting.join().unwrap(), (b"answer".to_vec(), to));
+        drop(b);
+    });
 }

@@ -38,6 +38,24 @@ fn a_shutdown_reports_what_could_not_be_delivered() {
 }
 
 #[test]
+fn a_shutdown_without_a_limit_ends_when_another_one_does() {
+    let net = net();
+    let a = builder(net(1)).open().unwrap();
+    let alice = a.bind(5).unwrap();
+    let nobody = SocketAddr::new(net(2), 5);
+    alice.send_to(b"nobody", nobody).unwrap();
+    thread::scope(|scope| {
+        let patient = scope.spawn(|| a.shutdown(Duration::MAX));
+        // The patient one has begun when sends are refused.
+        while alice.try_send_to(b"more", SocketAddr::new(net(1), 6)).is_ok() {
+            thread::yield_now();
+        }
+        a.shutdown(Duration::from_millis(5));
+        assert!(patient.join().unwrap().undelivered >= 1);
+    });
+}
+
+#[test]
 fn a_shutdown_refuses_sends_and_sockets_and_ends_every_wait() {
     let p = pair();
     p.alice.set_recv_timeout(None);

@@ -446,3 +446,52 @@ fn a_connection_stays_ready_until_its_transmission_begins() {
     assert_eq!(node.poll_transmit(), Some(conn));
     assert_eq!(node.poll_idle_transmit(), None, "the second is outstanding");
 }
+
+#[test]
+fn cancelling_under_cuts_loses_and_repeats_nothing_else() {
+    for seed in 1..12u64 {
+        let mut p = Pair::new();
+        let mut state = seed;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (kept, gone) = (p.bind(0, 4000), p.bind(0, 4002));
+        let b = p.bind(1, 4001);
+        let c = p.bind(1, 4003);
+        for socket in [b, c] {
+            p.sides[1].node.set_receive_buffer(socket, 64 << 20);
+        }
+        for i in 0..300u32 {
+            let long = if random(8) == 0 { 20_000 } else { random(200) as usize };
+            p.send(0, kept, 4001, &[&i.to_be_bytes()[..], &vec![0; long]].concat()).unwrap();
+            p.send(0, gone, 4003, &vec![1; random(2) as usize * 20_000 + 1]).unwrap();
+            match random(8) {
+                0 => p.cut(),
+                1 => _ = p.sides[0].node.cancel(gone, None),
+                2 => p.run(),
+                3 => p.pass(Duration::from_millis(random(30))),
+                _ => _ = p.step(),
+            }
+            if random(20) == 0 {
+                p.write();
+                p.cut();
+                p.sides[0].node.cancel(gone, None);
+            }
+            p.pass(Duration::from_millis(random(3)));
+            if p.sides[0].node.snapshot(false).sockets[1].send_queued > 500_000 {
+                p.sides[0].node.cancel(gone, None);
+            }
+            if p.sides[0].node.snapshot(false).sockets[0].send_queued > 500_000 {
+                p.pass(Duration::from_secs(3));
+            }
+        }
+        p.pass(Duration::from_secs(5));
+        let got: Vec<u32> =
+            p.take(1, b).iter().map(|m| u32::from_be_bytes(*m.first_chunk().unwrap())).collect();
+        assert_eq!(got, (0..300).collect::<Vec<_>>(), "seed {seed}");
+        assert!(p.sides[0].node.is_drained(), "seed {seed}");
+        let snapshot = p.sides[0].node.snapshot(true);
+        assert!(snapshot.sockets.iter().all(|s| s.send_queued == 0), "seed {seed}");
+    }
+}

@@ -16,6 +16,8 @@ use crate::out::{Out, line};
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a TCP connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// What the active side says when its tasks are bound.
+const GO: u8 = 0;
 /// The reference answers with this to accept an exchange of options as JSON, which we do not speak.
 const JSON_ACCEPTED: u8 = 97;
 
@@ -155,12 +157,17 @@ pub fn send_block(stream: &mut TcpStream, block: &Block, peer_version: &str) -> 
 /// The active side's tasks are bound: says GO and waits for OK, after which the passive side's are bound, too.
 ///
 /// # Errors
-/// The passive side has gone or does not answer.
+/// The passive side has gone, does not answer, or is something else.
 pub fn go(stream: &mut TcpStream) -> Result<(), Failure> {
-    stream.write_all(&[0]).map_err(passive_gone)?;
+    stream.write_all(&[GO]).map_err(passive_gone)?;
     let mut ok = [0];
     match read_exact_within(stream, &mut ok, STEP_TIMEOUT) {
-        Ok(()) => Ok(()),
+        // Every release answers with what it was told, as long as no JSON was asked for.
+        Ok(()) if ok[0] == GO => Ok(()),
+        Ok(()) => Err(failure!(
+            "the other side answered {:#04x} where rds-stress answers {GO:#04x}: something else listens there; check the address (-s) and the port (-p)",
+            ok[0]
+        )),
         Err((_, e)) if e.kind() == io::ErrorKind::TimedOut => Err(failure!(
             "the other side has taken the options but is not ready after {} s: look at its output, or whether it is rds-stress",
             STEP_TIMEOUT.as_secs()
@@ -371,6 +378,14 @@ mod tests {
         let message =
             receive_offer_within(&mut passive, peer, Duration::from_millis(20)).unwrap_err().message;
         assert!(message.contains("nothing more"), "{message}");
+    }
+
+    #[test]
+    fn an_answer_that_rds_stress_does_not_give_is_refused() {
+        let (mut active, mut passive, _) = pair();
+        passive.write_all(b"HTTP/1.1 400 Bad Request\r\n").unwrap();
+        let message = go(&mut active).unwrap_err().message;
+        assert!(message.contains("0x48") && message.contains("something else listens"), "{message}");
     }
 
     #[test]

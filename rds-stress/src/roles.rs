@@ -217,7 +217,22 @@ fn active_over(
     control::go(&mut control)?;
     announce(&settings.local, out);
     let summary = run(&session, &settings.local, &node, sockets, control, out)?;
+    explain_silence(&session, &summary, settings.node);
     Ok((session, summary))
+}
+
+/// Where a run of zeros usually comes from: the control connection was made, that of RDS was not.
+fn explain_silence(session: &Session, summary: &Summary, node: NodeSettings) {
+    let silent = summary.counts.acked == 0 && summary.counts.rx == 0;
+    if silent && !summary.elapsed.is_zero() && summary.failure.is_none() {
+        let (own, peer) = (session.own, session.peer);
+        line!(
+            Out::Stderr,
+            "rds-stress: nothing came back in the measured time: {own} must reach TCP port {} of {peer}, and {peer} must reach TCP port {} of {own}; look for a firewall, or for other ports (--rds-port) there",
+            node.dial_port,
+            node.listen_port
+        );
+    }
 }
 
 /// Both sides in this process: the passive one at 127.0.0.1, the active one, which prints, at 127.0.0.2.
@@ -292,15 +307,12 @@ fn show_params(offer: &Offer, passive: IpAddr, settings: &Settings, out: Out) {
     );
 }
 
-/// `-V`: traces of the engine to stderr. `RUST_LOG` chooses others.
-fn start_tracing(on: bool) {
-    if on {
-        let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("debug"));
-        // Both sides of --loopback ask for it: the second time it is there already.
-        let stderr = std::io::stderr;
-        let ansi = stderr().is_terminal();
-        let _ =
-            tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(stderr).try_init();
-    }
+/// Lines of the engine on stderr: what it warns of, with `-V` everything. `RUST_LOG` chooses others.
+fn start_tracing(all: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(if all { "debug" } else { "warn" }));
+    let stderr = std::io::stderr;
+    let ansi = stderr().is_terminal();
+    // Both sides of --loopback ask for it: the second time it is there already.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(ansi).with_writer(stderr).try_init();
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use common::{Ended, Program, SHORT, addresses, free_port, is_row, passive, run};
@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use rds_client::{Node, Received};
 use rds_stress::block::{Block, Form, V1_LEN};
 use rds_stress::message::{HEADER_V4, Header, Op};
+use socket2::{Domain, Socket, Type};
 
 fn loopback(line: &str) -> Ended {
     run(&format!("--loopback --rds-port {} {SHORT} -T 1 {line}", free_port()))
@@ -49,6 +50,40 @@ fn loopback_prints_one_table_with_average_and_quantiles() {
         let row = row(line);
         assert!(row[1] > 0.0 && row[2] > 0.0 && row[3] > 0.0 && row[7] > 0.0, "{line}");
     }
+}
+
+#[test]
+fn a_run_in_which_nothing_came_back_says_what_to_look_at() {
+    let (listen, dial) = (free_port(), free_port());
+    let ended = run(&format!("--loopback --listen-port {listen} --dial-port {dial} {SHORT} -T 1"));
+    assert_eq!(ended.status, Some(0), "as in the reference: {ended:?}");
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    for word in
+        ["nothing came back", &format!("port {dial} of 127.0.0.1"), &format!("port {listen} of 127.0.0.2")]
+    {
+        assert!(ended.stderr.contains(word), "{word}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_stranger_at_the_rds_port_harms_no_run_and_is_named_on_stderr() {
+    let (at, active_at) = addresses();
+    let mut passive = passive(at, "");
+    let active = Program::start(&format!("-r {active_at} -s {at} {SHORT} -T 2 -v"));
+    passive.wait_line(|l| l.starts_with("negotiated options"));
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    // Smaller than the other's address, and so one that may speak.
+    socket.bind(&SocketAddr::from(([127, 1, 1, 1], 0)).into()).unwrap();
+    socket.connect(&SocketAddr::new(at, 16385).into()).unwrap();
+    let mut stranger = TcpStream::from(socket);
+    // It may hang up before it has read all, and reset the connection.
+    let _ = stranger.write_all(&[0xee; 4096]);
+    let _ = stranger.read_to_end(&mut Vec::new());
+    fine(&active.end());
+    let ended = passive.end();
+    fine(&ended);
+    assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
+    assert!(ended.stderr.contains("127.1.1.1") && ended.stderr.contains("framing lost"), "{ended:?}");
 }
 
 #[test]

@@ -62,6 +62,16 @@ pub(crate) fn message(socket: &Socket) -> (Vec<u8>, SocketAddr) {
     }
 }
 
+/// Receives the next message into `buffer`, which it must fill.
+pub(crate) fn message_into(socket: &Socket, buffer: &mut [u8]) {
+    match socket.recv_from(buffer) {
+        Ok(Received::Message { len, full_len, .. }) => {
+            assert_eq!((len, full_len), (buffer.len(), buffer.len()))
+        }
+        other => panic!("a message was expected: {other:?}"),
+    }
+}
+
 /// A payload that depends on `seed` at every byte.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(len + 8);

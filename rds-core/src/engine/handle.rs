@@ -59,6 +59,7 @@ impl Engine {
         let address = SocketAddr::new(options.config.address, options.listen_port);
         let io = |source| OpenError::io(address, source);
         let listener = tcp::listen(address).map_err(io)?;
+        options.check_congestion_control(&listener)?;
         let listen_addr = listener.local_addr().map_err(io)?;
         let (reactor, waker) = Reactor::new(listener).map_err(io)?;
         let right = Arc::new(PollRight::new(waker));
@@ -185,8 +186,19 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if !self.shared.is_stopped() {
+        if self.shared.is_stopped() {
+            return;
+        }
+        let background = self.background.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if background.as_ref().is_none_or(|thread| thread.thread().id() != std::thread::current().id()) {
             self.shutdown(DROP_DEADLINE);
+            return;
+        }
+        // The poll loop has dropped a payload that held the last handle. It cannot wait for its own work.
+        let shared = Arc::clone(&self.shared);
+        let drain = move || drop(Self { shared, background: Mutex::default() });
+        if std::thread::Builder::new().name("rds drain".to_owned()).spawn(drain).is_err() {
+            halt(&self.shared);
         }
     }
 }

@@ -177,8 +177,8 @@ impl Reactor {
     }
 
     pub(super) fn drained(&mut self, shared: &Shared, id: ConnId) {
-        let unacked = self.conn(id).and_then(|c| tcp::unacknowledged(&c.link.stream));
         let mut core = shared.core();
+        let unacked = self.conn(id).and_then(|c| tcp::unacknowledged(&c.link.stream));
         let now = shared.now();
         if let Some(unacked) = unacked {
             core.node.tcp_unacked(now, id, unacked);
@@ -193,13 +193,14 @@ impl Reactor {
         self.timed.retain(|(_, c)| *c != id);
         let Some(conn) = self.conns.get_mut(id.index()).and_then(Option::take) else { return };
         deregister(self.poll.registry(), &conn);
-        let unacked = tcp::unacknowledged(&conn.link.stream);
         let connecting = conn.stage == Stage::Connecting;
         if conn.stage == Stage::Open {
             self.log.lost(conn.peer, error.as_ref());
         }
         let mut core = shared.core();
         core.remove_link(id);
+        // Under the lock: what a program wrote meanwhile must not count as written but not as unacknowledged.
+        let unacked = tcp::unacknowledged(&conn.link.stream);
         let now = shared.now();
         if connecting {
             core.node.connect_failed(now, id);

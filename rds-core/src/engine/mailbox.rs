@@ -3,6 +3,7 @@
 //! Two queues: the poll loop appends to `back`, programs take from `front` and exchange the two when it is empty, so the two
 //! sides meet once a batch. Locks are taken in the order core, front, back.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -372,6 +373,13 @@ fn descriptor(cell: &OnceLock<EventFd>) -> io::Result<BorrowedFd<'_>> {
     cell.get().map(AsFd::as_fd).ok_or_else(|| io::Error::other("no descriptor"))
 }
 
+/// Entries for which a list keeps memory.
+const KEEP: usize = 1024;
+
+thread_local! {
+    static SPARE: Cell<Wakes> = const { Cell::new(Wakes::NONE) };
+}
+
 /// Threads to be woken, and payloads to be dropped, once no lock is held.
 #[derive(Default)]
 pub(crate) struct Wakes {
@@ -382,10 +390,20 @@ pub(crate) struct Wakes {
 }
 
 impl Wakes {
-    /// Takes the list, if anybody is on it.
+    const NONE: Self = Self { released: Vec::new(), mailboxes: Vec::new(), parkers: Vec::new() };
+
+    /// Takes the list, if anybody is on it, and leaves memory for the next one. To be ended with [`Wakes::finish`].
     pub(crate) fn take(&mut self) -> Option<Self> {
         let none = self.mailboxes.is_empty() && self.parkers.is_empty() && self.released.is_empty();
-        (!none).then(|| std::mem::take(self))
+        (!none).then(|| std::mem::replace(self, SPARE.try_with(Cell::take).unwrap_or_default()))
+    }
+
+    /// Wakes them, and keeps the memory for the next list that this thread takes.
+    pub(crate) fn finish(mut self) {
+        self.fire();
+        self.released.shrink_to(KEEP);
+        self.parkers.shrink_to(KEEP);
+        let _ = SPARE.try_with(|spare| spare.set(self));
     }
 
     /// Wakes them: of those that wait for messages, as many as there are messages. Keeps its own memory.

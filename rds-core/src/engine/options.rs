@@ -1,9 +1,11 @@
 //! How an engine is set up.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use socket2::SockRef;
 
 use crate::proto::{BindError, Config, ConfigError};
 
@@ -44,6 +46,14 @@ impl Options {
             congestion_control: None,
         }
     }
+
+    /// Tries the congestion control on the listener: later each connection would fail by itself.
+    pub(super) fn check_congestion_control(&self, listener: &TcpListener) -> Result<(), OpenError> {
+        let Some(name) = &self.congestion_control else { return Ok(()) };
+        SockRef::from(listener)
+            .set_tcp_congestion(name.as_bytes())
+            .map_err(|source| OpenError::CongestionControl { name: name.clone(), source })
+    }
 }
 
 /// Why a node could not be opened.
@@ -61,6 +71,16 @@ pub enum OpenError {
         "TCP port {0} is in use: another RDS node or the rds_tcp kernel module has it; choose another listen port or stop it"
     )]
     PortInUse(SocketAddr),
+    /// The kernel does not have the TCP congestion control, or not for this user.
+    #[error(
+        "TCP congestion control {name:?} cannot be used ({source}): give one that /proc/sys/net/ipv4/tcp_allowed_congestion_control lists"
+    )]
+    CongestionControl {
+        /// As given.
+        name: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
     /// A socket cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),

@@ -134,9 +134,9 @@ impl Reactor {
     fn spin(&mut self, shared: &Shared, until: Option<Instant>, parker: Option<&Parker>) -> bool {
         let limit = shared.options.busy_poll;
         let (Some(parker), false) = (parker, limit.is_zero()) else { return false };
-        let end = Instant::now() + limit;
-        let end = until.map_or(end, |u| u.min(end));
-        while Instant::now() < end {
+        let end = Instant::now().checked_add(limit);
+        let end = [until, end, self.next, self.next_deadline()].into_iter().flatten().min();
+        while end.is_none_or(|end| Instant::now() < end) {
             if parker.notified() || shared.right.has_work() {
                 break;
             }
@@ -269,8 +269,9 @@ impl Reactor {
                 }
             }
             Action::QueryUnacked { conn } => {
+                // Under the lock: what a program writes meanwhile must not count as written but not as unacknowledged.
+                let mut core = shared.core();
                 if let Some(unacked) = self.conn(conn).and_then(|c| tcp::unacknowledged(&c.link.stream)) {
-                    let mut core = shared.core();
                     let now = shared.now();
                     core.node.tcp_unacked(now, conn, unacked);
                     core.dispatch(now);

@@ -126,8 +126,8 @@ impl Shared {
         } else if nearer {
             self.right.nearer_deadline();
         }
-        if let Some(mut wakes) = wakes {
-            wakes.fire();
+        if let Some(wakes) = wakes {
+            wakes.finish();
         }
     }
 
@@ -206,7 +206,7 @@ impl Shared {
             if self.right.acquire(&parker, steal) {
                 let _hold = Hold(&self.right);
                 let mut reactor = self.reactor();
-                while !parker.notified() && !expired() {
+                while !parker.notified() && !expired() && !self.is_stopped() {
                     reactor.turn(self, deadline, Some(&parker));
                 }
             } else {

@@ -67,10 +67,10 @@ counters! {
     RecvBytesAddedToSock = "recv_bytes_added_to_sock",
     /// Payload bytes taken from sockets' receive queues.
     RecvBytesFreedFromSock = "recv_bytes_freed_fromsock",
-    /// A TCP socket's send buffer was full.
-    TcpSndbufFull = "tcp_sndbuf_full",
     /// Reads from TCP sockets.
     TcpDataReadyCalls = "tcp_data_ready_calls",
+    /// A TCP socket's send buffer was full.
+    TcpSndbufFull = "tcp_sndbuf_full",
     /// Messages sent again after a connection was lost.
     SendRetransmitted = "send_retransmitted",
     /// Headers sent only to acknowledge or to open the window.

@@ -84,12 +84,15 @@ impl Node {
         if c.generation.is_some() {
             c.hold_until = None;
         }
-        let (peer, shown) = (c.peer, Incarnation { identity, generation: c.generation });
+        let (peer, order) = (c.peer, c.order);
+        let shown = Incarnation { identity, generation: c.generation };
         let before = self.peers[peer as usize].incarnation;
         let restarted = before.is_some_and(|b| b.differs(&shown));
         let generation =
             if restarted { shown.generation } else { shown.generation.or(before.and_then(|b| b.generation)) };
-        self.peers[peer as usize].incarnation = Some(Incarnation { identity, generation });
+        let p = &mut self.peers[peer as usize];
+        p.incarnation = Some(Incarnation { identity, generation });
+        p.shown = if restarted { order } else { p.shown.max(order) };
         if restarted {
             self.restarted(now, conn);
         }
@@ -112,7 +115,23 @@ impl Node {
             }
         }
         self.settle_lanes(peer);
-        let _ = now;
+        let parked = self.peers[peer as usize].lanes.iter().flat_map(|l| &l.parked);
+        let parked: Vec<ConnId> = parked.filter_map(|c| self.conns.id(*c)).collect();
+        for dead in parked.into_iter().filter(|c| self.is_outlived(*c)).collect::<Vec<_>>() {
+            self.end(now, dead, Some((CloseMode::Now, DropReason::PeerRestarted)));
+        }
+    }
+
+    /// Whether an own peer's connection is one of a dead incarnation: the present one showed itself on a connection that was
+    /// established later. Nothing but greetings came on it, since it was never answered.
+    pub(super) fn is_outlived(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|c| {
+            let p = &self.peers[c.peer as usize];
+            let shown = c.identity.map(|identity| Incarnation { identity, generation: c.generation });
+            c.is_own()
+                && c.order < p.shown
+                && matches!((p.incarnation, shown), (Some(present), Some(shown)) if present.differs(&shown))
+        })
     }
 
     /// Ends what the dead incarnation had not acknowledged as unknown. With `keep_sent`, what went out on the present
@@ -189,7 +208,10 @@ impl Node {
         let generation = p.incarnation.and_then(|i| i.generation.flatten());
         let news = (guarantee, generation, p.count);
         if !p.up || p.told != Some(news) {
-            let restarted = p.told.is_some_and(|(g, gen_, _)| g != guarantee || gen_ != generation);
+            // A kernel shows its generation some time after it came up; that is no restart.
+            let restarted = p.told.is_some_and(|(g, shown, _)| {
+                g != guarantee || shown.is_some_and(|shown| Some(shown) != generation)
+            });
             p.up = true;
             p.told = Some(news);
             let (peer, lanes) = (p.address, p.count);
@@ -206,7 +228,10 @@ impl Node {
         let done = match c.phase {
             Phase::Carrying => !c.is_own() || c.got_pong,
             Phase::Draining | Phase::Closing => true,
-            Phase::Connecting | Phase::Handshake | Phase::Parked => false,
+            // The timer set when it was dialled does not count once it stands.
+            Phase::Connecting | Phase::Handshake | Phase::Parked => {
+                now.since(c.since) < self.config.handshake_timeout
+            }
         };
         if !done {
             self.end(now, conn, Some((CloseMode::Now, DropReason::HandshakeTimeout)));
@@ -313,6 +338,7 @@ impl Node {
             self.actions.push_back(Action::Close { conn, peer, mode, reason });
         }
         self.granted -= c.rx_limit.saturating_sub(c.rx_used);
+        self.forget_stalled(conn, &c);
         if c.knock {
             self.knocked(now, peer);
             return;
@@ -332,10 +358,14 @@ impl Node {
             self.local.connections -= 1;
             lane.conn = None;
             lane.resend = 0;
+            lane.drop_unsent_dead(&mut self.released);
             self.lost(now, peer, index, &c);
         }
         if (tried || carried) && !self.closing {
             self.after_loss(now, peer, c.lane);
+        } else if !c.dialed {
+            // No knock was sent while it was coming.
+            self.want(peer);
         }
         self.forget_stranger(now, peer);
     }

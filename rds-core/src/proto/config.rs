@@ -134,6 +134,7 @@ impl Config {
             ("receive_budget", self.receive_budget, u64::from(self.max_message)),
             ("window", self.window, 64 << 10),
             ("port_hard_limit", u64::from(self.port_hard_limit), 1),
+            ("reconnect_min (microseconds)", self.reconnect_min.as_micros() as u64, 1),
             ("max_peers", self.max_peers as u64, 1),
             ("max_handshakes", self.max_handshakes as u64, 1),
         ];

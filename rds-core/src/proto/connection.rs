@@ -44,6 +44,8 @@ pub(super) struct Conn {
     pub(super) dialed: bool,
     pub(super) source_port: u16,
     pub(super) since: Time,
+    /// Connections of the node in the order in which they were established.
+    pub(super) order: u64,
     pub(super) carrying_since: Time,
 
     /// Who is there, once the first message has told.
@@ -71,6 +73,8 @@ pub(super) struct Conn {
     pub(super) rx_limit: u64,
     /// The window that we would grant if we could; less was granted.
     pub(super) stalled: bool,
+    /// Listed among the connections that wait for room.
+    pub(super) stall_listed: bool,
     /// Bytes accepted since an acknowledgement went out.
     pub(super) rx_unacked: u64,
     /// A port past its hard limit that this connection filled.
@@ -115,6 +119,7 @@ impl Conn {
             dialed: false,
             source_port: 0,
             since: now,
+            order: 0,
             carrying_since: now,
             identity: None,
             assumed: false,
@@ -131,6 +136,7 @@ impl Conn {
             rx_used: 0,
             rx_limit: 0,
             stalled: false,
+            stall_listed: false,
             rx_unacked: 0,
             throttled_by: None,
             wire: VecDeque::new(),
@@ -288,6 +294,14 @@ impl Conns {
 
     pub(super) fn ids(&self) -> Vec<super::ConnId> {
         (0..self.slots.len() as u32).filter_map(|i| self.id(i)).collect()
+    }
+
+    /// The accepted connection that stands longest without having said anything.
+    pub(super) fn oldest_silent(&self) -> Option<super::ConnId> {
+        let silent = |c: &Conn| !c.dialed && c.phase == Phase::Handshake && c.identity.is_none();
+        let all = self.slots.iter().enumerate().filter_map(|(i, c)| Some((i as u32, c.as_ref()?)));
+        let (index, c) = all.filter(|(_, c)| silent(c)).min_by_key(|(_, c)| c.since)?;
+        Some(super::ConnId { index, serial: c.serial })
     }
 
     /// Live connections of a peer, and their number.

@@ -102,6 +102,7 @@ impl Node {
         p.knocking = Some(conn.index);
         self.counters.add(Counter::ConnPokes, 1);
         self.actions.push_back(Action::Connect { conn, peer: p.address, lane: 0, lanes: 1 });
+        self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
     }
 
     pub(super) fn knocked(&mut self, now: Time, peer: u32) {
@@ -140,7 +141,9 @@ impl Node {
 
     fn expect_handshake(&mut self, now: Time, conn: ConnId) {
         self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
-        let Some(c) = self.conns.get(conn) else { return };
+        let Some(c) = self.conns.get_mut(conn) else { return };
+        self.established += 1;
+        c.order = self.established;
         let kernel = self.peers[c.peer as usize].incarnation.is_some_and(|i| !i.identity.is_own());
         if c.dialed && c.lane > 0 && kernel {
             self.timers.set(now + self.config.identity_grace, Timer::Grace(conn));
@@ -172,14 +175,16 @@ impl Node {
             self.answer_knock(now, index);
             return Err(DropReason::Poke);
         }
-        let p = &self.peers[index as usize];
         let waiting = self.conns.of_peer(index).filter(|(_, c)| c.phase != Phase::Carrying).count();
-        if self.handshakes >= self.config.max_handshakes || waiting >= 2 * usize::from(crate::wire::MAX_LANES)
-        {
+        let crowded = waiting >= 2 * usize::from(crate::wire::MAX_LANES);
+        if crowded || (self.handshakes >= self.config.max_handshakes && !self.drop_oldest_silent(now)) {
             self.counters.add(Counter::ConnRefused, 1);
             self.forget_stranger(now, index);
             return Err(DropReason::Limit);
         }
+        // Its peer may have been this one, and have been forgotten with it.
+        let index = self.peer_of(peer).ok_or(DropReason::Limit)?;
+        let p = &self.peers[index as usize];
         let kernel = p.incarnation.is_some_and(|i| !i.identity.is_own());
         let told = (source_port % 8) as u8;
         let lane =
@@ -192,6 +197,15 @@ impl Node {
         self.handshakes += 1;
         self.expect_handshake(now, conn);
         Ok(conn)
+    }
+
+    /// Makes room for a connection that wants to shake hands: drops the one that has said nothing for the longest time, so
+    /// that silent ones cannot keep others out.
+    fn drop_oldest_silent(&mut self, now: Time) -> bool {
+        let Some(oldest) = self.conns.oldest_silent() else { return false };
+        self.counters.add(Counter::ConnRefused, 1);
+        self.end(now, oldest, Some((CloseMode::Now, DropReason::Limit)));
+        true
     }
 
     /// A larger address has something for us: dial it, or find out whether what seems to stand still does.

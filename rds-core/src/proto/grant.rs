@@ -1,6 +1,6 @@
 //! How much may come in: windows that own peers are granted, and when reading stops (docs/protocol.md, section 2.5).
 
-use super::connection::Phase;
+use super::connection::{Conn, Phase};
 use super::{Action, ConnId, Node};
 use crate::wire::Capabilities;
 
@@ -47,6 +47,9 @@ impl Node {
         }
         self.reconsidering = true;
         for id in std::mem::take(&mut self.stalled) {
+            if let Some(c) = self.conns.get_mut(id) {
+                c.stall_listed = false;
+            }
             self.reconsider(id);
         }
         self.reconsidering = false;
@@ -57,11 +60,23 @@ impl Node {
 
     /// Remembers a connection that waits for room in the receive queues.
     pub(super) fn note_stalled(&mut self, id: ConnId) {
-        if !self.stalled.contains(&id) {
+        if let Some(c) = self.conns.get_mut(id)
+            && !std::mem::replace(&mut c.stall_listed, true)
+        {
             if self.stalled.is_empty() && !self.reconsidering {
                 self.actions.push_back(Action::Pressure { on: true });
             }
             self.stalled.push(id);
+        }
+    }
+
+    /// A connection that has ended waits no longer.
+    pub(super) fn forget_stalled(&mut self, id: ConnId, c: &Conn) {
+        if c.stall_listed {
+            self.stalled.retain(|s| *s != id);
+            if self.stalled.is_empty() && !self.reconsidering {
+                self.actions.push_back(Action::Pressure { on: false });
+            }
         }
     }
 

@@ -7,8 +7,9 @@ use bytes::{Bytes, BytesMut};
 use super::{SocketId, Time, Token};
 use crate::wire::{CongestionMap, HEADER_LEN};
 
-/// Most pongs that may wait on a lane; further pings go unanswered.
+/// Most pongs that may wait on a lane, and most that may be without acknowledgement; further pings go unanswered.
 const MAX_PONGS: u32 = 1024;
+const MAX_UNACKED_PONGS: u32 = 16 << 10;
 /// First and largest size of the buffers into which small messages are encoded, in bytes.
 const CHUNK_MIN: usize = 4 << 10;
 const CHUNK_MAX: usize = 128 << 10;
@@ -88,6 +89,7 @@ pub(super) struct Lane {
     /// Bytes of `unacked`, headers included.
     pub(super) unacked_bytes: u64,
     pongs: u32,
+    unacked_pongs: u32,
     open: BytesMut,
     chunk: usize,
     batches: VecDeque<Batch>,
@@ -111,6 +113,7 @@ impl Lane {
             resend: 0,
             unacked_bytes: 0,
             pongs: 0,
+            unacked_pongs: 0,
             open: BytesMut::new(),
             chunk: CHUNK_MIN,
             batches: VecDeque::new(),
@@ -149,13 +152,13 @@ impl Lane {
         self.queue.push_back(message);
     }
 
-    /// Queues a pong, unless too many wait.
+    /// Queues a pong before everything else, unless too many wait: pongs do not wait for the peer's window.
     pub(super) fn push_pong(&mut self, dport: u16) -> bool {
-        if self.pongs >= MAX_PONGS {
+        if self.pongs >= MAX_PONGS || self.pongs + self.unacked_pongs >= MAX_UNACKED_PONGS {
             return false;
         }
         self.pongs += 1;
-        self.queue.push_back(Queued {
+        self.queue.push_front(Queued {
             socket: super::local::NO_SOCKET,
             token: None,
             len: 0,
@@ -187,6 +190,7 @@ impl Lane {
         self.unacked_bytes += HEADER_LEN as u64 + u64::from(message.len);
         if message.sport == crate::wire::PORT_ENGINE {
             self.pongs -= 1;
+            self.unacked_pongs += 1;
         }
         self.unacked.push_back(Unacked {
             sequence: self.next_tx,
@@ -215,9 +219,17 @@ impl Lane {
     pub(super) fn pop_unacked(&mut self, released: &mut Vec<Bytes>) -> Option<Unacked> {
         let u = self.unacked.pop_front()?;
         self.resend = self.resend.saturating_sub(1);
-        self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
-        self.unref(u.batch, released);
+        self.forget(&u, released);
         Some(u)
+    }
+
+    /// Takes a message that left `unacked` out of every count.
+    fn forget(&mut self, u: &Unacked, released: &mut Vec<Bytes>) {
+        self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
+        if u.sport == crate::wire::PORT_ENGINE {
+            self.unacked_pongs -= 1;
+        }
+        self.unref(u.batch, released);
     }
 
     fn unref(&mut self, batch: u64, released: &mut Vec<Bytes>) {
@@ -234,11 +246,24 @@ impl Lane {
     pub(super) fn drop_unacked_from(&mut self, index: usize, released: &mut Vec<Bytes>) -> VecDeque<Unacked> {
         let gone = self.unacked.split_off(index.min(self.unacked.len()));
         for u in &gone {
-            self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
-            self.unref(u.batch, released);
+            self.forget(u, released);
         }
         self.resend = self.resend.min(self.unacked.len());
         gone
+    }
+
+    /// Takes cancelled messages out that the present connection has not sent: nobody will ever acknowledge them.
+    pub(super) fn drop_unsent_dead(&mut self, released: &mut Vec<Bytes>) {
+        if !self.unacked.range(self.resend..).any(|u| u.dead) {
+            return;
+        }
+        for u in self.unacked.split_off(self.resend) {
+            if u.dead {
+                self.forget(&u, released);
+            } else {
+                self.unacked.push_back(u);
+            }
+        }
     }
 
     /// Puts every inline message of the queue into a buffer of its own, so that the queue can be reordered.
@@ -288,7 +313,23 @@ impl Lane {
         all
     }
 
-    /// Takes cancelled messages out of the queue; `victim` chooses. Inline ones stay as holes.
+    /// Closes the holes that cancelled inline messages left.
+    fn compact(&mut self) {
+        let (old, mut at) = (std::mem::take(&mut self.open), 0);
+        let open = &mut self.open;
+        self.queue.retain(|q| {
+            if matches!(q.stored, Stored::Inline) {
+                let end = at + HEADER_LEN + q.len as usize;
+                if !q.dead {
+                    open.extend_from_slice(&old[at..end]);
+                }
+                at = end;
+            }
+            !q.dead
+        });
+    }
+
+    /// Takes cancelled messages out of the queue; `victim` chooses. Inline ones stay as holes while those are the smaller part.
     pub(super) fn cancel(
         &mut self,
         victim: impl Fn(SocketId, u16) -> bool,
@@ -301,13 +342,21 @@ impl Lane {
                 gone.push((q.socket, q.sport, q.dport, q.len, q.token));
             }
         }
+        let mut holes = 0;
         self.queue.retain_mut(|q| match &mut q.stored {
             Stored::Apart(bytes) if q.dead => {
                 released.push(std::mem::take(bytes));
                 false
             }
+            Stored::Inline if q.dead => {
+                holes += HEADER_LEN + q.len as usize;
+                true
+            }
             _ => true,
         });
+        if holes > self.open.len() / 2 {
+            self.compact();
+        }
         self.held.retain(|_, held| {
             held.retain_mut(|q| {
                 let hit = victim(q.socket, q.dport);
@@ -328,6 +377,7 @@ impl Lane {
                 u.socket = super::local::NO_SOCKET;
             }
         }
+        self.drop_unsent_dead(released);
         gone
     }
 

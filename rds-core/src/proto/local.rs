@@ -45,6 +45,21 @@ impl Socket {
         self.send_used < self.send_limit
             && self.send_messages < (self.send_limit / SMALLEST_SHARE).max(LEAST_MESSAGES)
     }
+
+    /// What its queue takes of the node's budget.
+    fn cost(&self) -> u64 {
+        self.receive_used + MESSAGE_COST * self.receive_messages
+    }
+
+    /// Half of the budget, unless its own buffer is larger: small messages to one port must leave the others some.
+    fn cost_limit(&self, config: &Config) -> u64 {
+        (config.receive_budget / 2).max(self.receive_limit)
+    }
+
+    /// Whether the port is to be congested: the kernel's rule, and a bound for small and empty messages.
+    fn is_full(&self, config: &Config) -> bool {
+        self.receive_used > self.receive_limit || self.cost() > self.cost_limit(config)
+    }
 }
 
 /// RDS ports to sockets: two levels, so that an idle node is small and a lookup is two loads.
@@ -292,16 +307,16 @@ impl Local {
         actions: &mut std::collections::VecDeque<Action>,
     ) -> bool {
         let Some(s) = self.get(id) else { return false };
-        if s.receive_used <= s.receive_limit {
+        if !s.is_full(config) {
             return false;
         }
         if !s.congested {
             // Programs report lazily: ask before believing the worst.
             let (bytes, messages) = inbox.take_consumed(id);
-            self.consumed(id, bytes, messages, actions, config.address);
+            self.consumed(id, bytes, messages, actions, config);
         }
         let Some(s) = self.get_mut(id) else { return false };
-        if s.receive_used <= s.receive_limit {
+        if !s.is_full(config) {
             return false;
         }
         if !s.congested {
@@ -322,7 +337,7 @@ impl Local {
             let on_the_way = self.connections.saturating_mul(config.window.max(IN_FLIGHT));
             let times = s.receive_limit.saturating_mul(u64::from(config.port_hard_limit));
             let limit = times.max(s.receive_limit.saturating_add(on_the_way)).min(config.receive_budget / 2);
-            s.receive_used > limit.max(s.receive_limit)
+            s.receive_used > limit.max(s.receive_limit) || s.cost() > s.cost_limit(config)
         })
     }
 
@@ -333,21 +348,23 @@ impl Local {
         bytes: u64,
         messages: u64,
         actions: &mut std::collections::VecDeque<Action>,
-        address: std::net::IpAddr,
+        config: &Config,
     ) {
         let Some(s) = self.live(id) else { return };
         let bytes = bytes.min(s.receive_used);
         let messages = messages.min(s.receive_messages);
         s.receive_used -= bytes;
         s.receive_messages -= messages;
-        let cleared = s.congested && (s.receive_used < s.receive_limit / 2 || s.receive_used == 0);
+        let cleared = s.congested
+            && (s.receive_used < s.receive_limit / 2 || s.receive_used == 0)
+            && s.cost() <= s.cost_limit(config) / 2;
         if cleared {
             s.congested = false;
         }
         let port = s.port;
         self.queued -= bytes + MESSAGE_COST * messages;
         if cleared {
-            self.clear_congestion(port, actions, address);
+            self.clear_congestion(port, actions, config.address);
             actions.push_back(Action::Congestion { socket: id, congested: false });
         }
     }
@@ -357,7 +374,7 @@ impl Local {
         &mut self,
         inbox: &mut impl Inbox,
         actions: &mut std::collections::VecDeque<Action>,
-        address: std::net::IpAddr,
+        config: &Config,
     ) {
         for index in 0..self.sockets.len() {
             let Some(s) = self.sockets[index].as_ref().filter(|s| !s.zombie && s.receive_messages > 0) else {
@@ -365,7 +382,7 @@ impl Local {
             };
             let id = SocketId { index: index as u32, serial: s.serial };
             let (bytes, messages) = inbox.take_consumed(id);
-            self.consumed(id, bytes, messages, actions, address);
+            self.consumed(id, bytes, messages, actions, config);
         }
     }
 }

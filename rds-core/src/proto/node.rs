@@ -68,6 +68,8 @@ pub struct Node {
     /// The peer looked up last: most sends go where the one before went.
     last_peer: Option<(IpAddr, u32)>,
     pub(super) conns: Conns,
+    /// Connections established so far.
+    pub(super) established: u64,
     pub(super) actions: VecDeque<Action>,
     /// Connections that may have something to write.
     pub(super) ready: VecDeque<ConnId>,
@@ -109,6 +111,7 @@ impl Node {
             by_address: HashMap::new(),
             last_peer: None,
             conns: Conns::default(),
+            established: 0,
             actions: VecDeque::new(),
             ready: VecDeque::new(),
             ack_list: Vec::new(),
@@ -164,7 +167,7 @@ impl Node {
     /// [`Inbox::take_consumed`](super::Inbox::take_consumed). To be called at once while the port is congested
     /// ([`Action::Congestion`]), otherwise whenever about a quarter of the receive buffer has been consumed.
     pub fn consumed(&mut self, socket: SocketId, bytes: u64, messages: u64) {
-        self.local.consumed(socket, bytes, messages, &mut self.actions, self.config.address);
+        self.local.consumed(socket, bytes, messages, &mut self.actions, &self.config);
         self.after_consumption();
     }
 
@@ -340,7 +343,7 @@ impl Node {
                 lane: lane as u8,
                 state,
                 next_tx: l.next_tx,
-                next_rx: if own { l.rx + 1 } else { l.rx },
+                next_rx: if own { l.rx.wrapping_add(1) } else { l.rx },
                 send_queue: l
                     .queue
                     .iter()

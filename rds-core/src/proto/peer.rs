@@ -36,6 +36,8 @@ pub(super) struct Peer {
     /// Its handshake said that the source port tells the lane.
     pub(super) source_port_lane: bool,
     pub(super) incarnation: Option<Incarnation>,
+    /// Which connection showed that last, by the order in which they were established.
+    pub(super) shown: u64,
     /// Which of its ports are congested.
     pub(super) map: CongestionMap,
     /// Senders that wait for one of its ports.
@@ -65,6 +67,7 @@ impl Peer {
             count: 1,
             source_port_lane: false,
             incarnation: None,
+            shown: 0,
             map: CongestionMap::new(),
             waiters: BTreeSet::new(),
             pins: BTreeMap::new(),

@@ -117,7 +117,10 @@ impl Node {
         if c.rx_unacked >= quarter && c.is_own() {
             c.ack_due = true;
         }
-        let (ready, waiting) = (c.window_due || c.ack_due || c.pong_due, c.stalled || pause);
+        let (ready, waiting) = (
+            c.window_due || c.ack_due || c.pong_due,
+            (c.stalled || pause) && !matches!(c.phase, Phase::Parked | Phase::Draining),
+        );
         if ready {
             self.mark_ready(conn.index);
         }
@@ -267,9 +270,10 @@ impl Node {
         let _ = now;
     }
 
-    /// A newer connection of the same lane has spoken: what this one says of the present is old.
+    /// A newer connection has spoken: what this one says of the present is old.
     fn superseded(&self, c: &Conn) -> bool {
         matches!(c.phase, Phase::Draining | Phase::Closing)
+            || c.phase == Phase::Handshake && c.order < self.peers[c.peer as usize].shown
     }
 
     fn handshake(&mut self, now: Time, conn: ConnId, header: &Header) {
@@ -285,6 +289,10 @@ impl Node {
             self.counters.add(Counter::RecvPing, 1);
             let first = !std::mem::replace(&mut c.got_ping, true);
             if own && first {
+                if self.is_outlived(conn) {
+                    self.end(now, conn, Some((CloseMode::Now, DropReason::PeerRestarted)));
+                    return;
+                }
                 if !self.note_lanes(conn, &shown) {
                     self.end(now, conn, Some((CloseMode::Now, DropReason::LaneUnused)));
                     return;
@@ -410,7 +418,10 @@ impl Node {
             }
             return;
         }
-        let socket = self.local.by_port(header.dport).filter(|_| header.dport != PORT_PROBE);
+        // No window bounds pongs: they have no payload, and a congested port gets none (a peer that knew would not answer).
+        let refused =
+            header.sport == PORT_ENGINE && (header.len > 0 || own && self.local.map.contains(header.dport));
+        let socket = self.local.by_port(header.dport).filter(|_| header.dport != PORT_PROBE && !refused);
         let Some(socket) = socket else {
             self.counters.add(Counter::RecvDropNoSock, 1);
             return;
@@ -459,7 +470,7 @@ impl Node {
         self.counters.add(Counter::RecvBytesAddedToSock, len);
         self.local.charge_receive(socket, len);
         if self.local.queued >= self.config.receive_budget {
-            self.local.sync_all(inbox, &mut self.actions, self.config.address);
+            self.local.sync_all(inbox, &mut self.actions, &self.config);
         }
         self.local.check_receive(socket, &self.config, inbox, &mut self.counters, &mut self.actions)
     }

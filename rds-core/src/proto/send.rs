@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::lane::{Queued, Stored};
-use super::{Action, Body, Guarantee, Inbox, Node, Outcome, SendError, SocketId, Token};
+use super::{Action, Body, Guarantee, Inbox, Node, Outcome, SendError, SocketId, Time, Token};
 use crate::info::Counter;
 use crate::wire::{PORT_ENGINE, PORT_PROBE};
 
@@ -124,7 +124,9 @@ impl Node {
         if !is_unicast(address) {
             return Err(SendError::InvalidDestination);
         }
-        if address.is_ipv4() != self.config.address.is_ipv4() {
+        if address.to_canonical().is_ipv4() != self.config.address.is_ipv4()
+            || address.to_canonical() != address
+        {
             return Err(SendError::FamilyMismatch);
         }
         if len > limit {
@@ -154,6 +156,7 @@ impl Node {
             s.want_writable = true;
             self.counters.add(Counter::SendQueueFull, 1);
             self.query_unacked(peer);
+            self.forget_stranger(Time::ZERO, peer);
             return Err(SendError::Full);
         }
         Ok((sport, Some(peer)))
@@ -178,6 +181,9 @@ impl Node {
             Queued { socket, token, len: len as u32, sport, dport, dead: false, stored: Stored::Inline };
         if len <= INLINE_MAX && !matches!(payload, Payload::Owned(ref b) if b.len() > 512) {
             lane.push_inline(message, |out| payload.write(out));
+            if let Payload::Owned(bytes) = payload {
+                self.released.push(bytes);
+            }
         } else {
             message.stored = Stored::Apart(payload.into_bytes());
             lane.push_apart(message);

@@ -97,9 +97,9 @@ impl Node {
         if c.pong_due && (c.is_own() || lane.resend == lane.unacked.len()) {
             return true;
         }
-        c.may_send_data()
-            && !self.window_closed(index)
-            && (lane.resend < lane.unacked.len() || !lane.queue.is_empty())
+        let again = lane.resend < lane.unacked.len();
+        let exempt = !again && lane.queue.front().is_some_and(|q| q.sport == PORT_ENGINE);
+        c.may_send_data() && (exempt || (!self.window_closed(index) && (again || !lane.queue.is_empty())))
     }
 
     /// Whether the peer's window forbids to begin a message.
@@ -296,7 +296,7 @@ impl Node {
         let mut began = false;
         while let Some(front) = lane.queue.front()
             && c.wire_len() < max
-            && !(windowed && c.tx_used >= c.tx_limit)
+            && (front.sport == PORT_ENGINE || !(windowed && c.tx_used >= c.tx_limit))
         {
             if let Stored::Apart(payload) = &front.stored {
                 let payload = payload.clone();
@@ -364,15 +364,16 @@ impl Node {
             return;
         }
         let lane = &self.peers[c.peer as usize].lanes[usize::from(c.lane)];
-        let due = c.window_due || c.ack_sent != lane.rx;
+        let ack = if c.acks_given(self.config.capabilities) { lane.rx } else { 0 };
+        let due = c.window_due || c.ack_sent != ack;
         c.ack_due = false;
-        if !due || !c.acks_given(self.config.capabilities) || c.pong_due {
+        if !due || c.pong_due {
             return;
         }
         c.window_due = false;
         c.rx_unacked = 0;
-        c.ack_sent = lane.rx;
-        let header = Header { sequence: c.rx_limit, ack: lane.rx, ..Header::default() };
+        c.ack_sent = ack;
+        let header = Header { sequence: c.rx_limit, ack, ..Header::default() };
         c.push(small(&mut self.scratch, &header.encode_with_checksum()));
         self.counters.add(Counter::SendAckOnly, 1);
     }
