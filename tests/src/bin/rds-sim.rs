@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use clap::Parser;
 use rds_tests::sim::batch;
+use rds_tests::sim::ctx::Sink;
 
 /// Runs the protocol's simulator: real nodes and models of kernels over a model of TCP, with faults drawn from seeds.
 #[derive(Parser)]
@@ -43,8 +44,7 @@ fn print_line(line: &str) {
 fn main() -> ExitCode {
     let options = Options::parse();
     if let Some(seed) = options.seed {
-        let sink: Option<Box<dyn FnMut(&str)>> =
-            if options.trace { Some(Box::new(print_line)) } else { None };
+        let sink: Option<Sink> = if options.trace { Some(Box::new(print_line)) } else { None };
         let report = batch::run_seed(seed, sink);
         println!("{}", report.coverage);
         println!("{}", report.line());

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::coverage::Coverage;
-use super::ctx::HostKind;
+use super::ctx::{HostKind, Sink};
 use super::net::{Event, MS, Nanos, SEC};
 use super::plan::{FAULTS, MESSAGES, Plan};
 use super::traffic::Traffic;
@@ -59,7 +59,7 @@ impl Report {
 impl Run {
     /// Sets a seed up.
     #[must_use]
-    pub fn new(seed: u64, trace: Option<Box<dyn FnMut(&str)>>) -> Self {
+    pub fn new(seed: u64, trace: Option<Sink>) -> Self {
         let plan = Plan::draw(seed);
         let mut world = World::new(seed, plan.wire);
         if let Some(sink) = trace {
@@ -352,7 +352,7 @@ fn targets(plan: &Plan, from: usize) -> Vec<(usize, u16)> {
 
 /// Runs one seed; a panic counts as a broken promise.
 #[must_use]
-pub fn run_seed(seed: u64, trace: Option<Box<dyn FnMut(&str)>>) -> Report {
+pub fn run_seed(seed: u64, trace: Option<Sink>) -> Report {
     let result = catch_unwind(AssertUnwindSafe(|| Run::new(seed, trace).finish()));
     result.unwrap_or_else(|panic| {
         let text = panic

@@ -57,6 +57,9 @@ pub struct Fact {
     pub ping_enable: bool,
 }
 
+/// Takes the lines of a trace.
+pub type Sink = Box<dyn FnMut(&str)>;
+
 /// What is shared.
 pub struct Ctx {
     /// Now.
@@ -77,7 +80,7 @@ pub struct Ctx {
     pub broken: Option<String>,
     /// A number that any difference between two runs would change.
     pub digest: u64,
-    trace: Option<Box<dyn FnMut(&str)>>,
+    trace: Option<Sink>,
 }
 
 impl Ctx {
