@@ -374,6 +374,36 @@ fn a_receiver_that_stops_reading_stops_only_its_own_messages_and_memory_returns(
 }
 
 #[test]
+fn a_process_that_stands_still_loses_no_message_and_at_most_one_connection() {
+    let mut two = two("still", 18, NODE);
+    let [mut near, mut far] = two.start();
+    near.receives(1000);
+    far.receives(1000);
+    let before = near.memory();
+    far.stand_still();
+    // The sender goes on until its buffers are full; in the long form TCP gives up on the other meanwhile.
+    let mut span = Span::new(20);
+    while span.next() {
+        near.now();
+    }
+    far.go_on();
+    near.delivers(1000);
+    far.receives(1000);
+    let resets = near.now().resets.max(far.now().resets);
+    assert!(resets <= 1, "{resets} connections were lost");
+    near.drain();
+    far.drain();
+    near.drained();
+    far.drained();
+    let grown = near.memory().saturating_sub(before);
+    assert!(grown <= SLACK, "the sender keeps {grown} bytes more than before");
+    near.exit();
+    far.exit();
+    let report = two.scratch.check();
+    assert_eq!((report.delivered, report.received), (report.accepted, report.accepted), "nothing restarted");
+}
+
+#[test]
 fn cancelled_messages_end_as_such_and_leave_the_others_alone() {
     let mut two = two("cancel", 16, NODE);
     let [mut near, mut far] = two.start();

@@ -293,6 +293,30 @@ impl Process {
         self.child.kill().and_then(|()| self.child.wait()).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
 
+    /// Stops it where it is (SIGSTOP): its connections stand, and nobody reads them.
+    ///
+    /// # Panics
+    /// It cannot be stopped.
+    #[track_caller]
+    pub fn stand_still(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets it go on after [`Process::stand_still`].
+    ///
+    /// # Panics
+    /// It cannot be let go on.
+    #[track_caller]
+    pub fn go_on(&self) {
+        self.signal("-CONT");
+    }
+
+    #[track_caller]
+    fn signal(&self, signal: &str) {
+        let status = Command::new("kill").args([signal, &self.child.id().to_string()]).status();
+        assert!(status.as_ref().is_ok_and(ExitStatus::success), "{}: kill {signal}: {status:?}", self.name);
+    }
+
     /// What it wrote to standard error: its log.
     #[must_use]
     pub fn errors(&self) -> String {
