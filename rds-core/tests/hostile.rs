@@ -590,3 +590,29 @@ fn maps_do_not_pile_up_for_a_peer_that_reads_slowly() {
     }
     assert!(written > 500, "maps were due");
 }
+
+#[test]
+fn a_pair_of_sockets_leaves_its_lane_only_when_nothing_of_it_is_unacknowledged() {
+    let mut b = Bench::new(|c| c.lanes = 8);
+    // Port 4301 belongs on lane 6 of 8; before the number of lanes is known everything goes on lane 0.
+    let (socket, _) = b.node.bind(4301).unwrap();
+    b.send(socket, SMALLER, 4001, b"first").unwrap();
+    let mut peer = Own::new(1);
+    peer.lanes = 8;
+    let (zero, six) = (b.own(1000, peer), b.own(1006, peer));
+    b.feed(zero, &window(1 << 20, 0));
+    b.feed(six, &window(1 << 20, 0));
+    b.send(socket, SMALLER, 4001, b"second").unwrap();
+    let data = |b: &Bench, conn| {
+        b.heard(conn).iter().filter(|h| h.sport == 4301).map(|h| h.sequence).collect::<Vec<_>>()
+    };
+    let sent = data(&b, zero);
+    assert_eq!((sent.len(), data(&b, six).len()), (2, 0), "the second follows the first");
+    b.feed(zero, &window(1 << 20, sent[0]));
+    b.send(socket, SMALLER, 4001, b"third").unwrap();
+    let sent = data(&b, zero);
+    assert_eq!((sent.len(), data(&b, six).len()), (3, 0), "the second is still on its way");
+    b.feed(zero, &window(1 << 20, sent[2]));
+    b.send(socket, SMALLER, 4001, b"fourth").unwrap();
+    assert_eq!((data(&b, zero).len(), data(&b, six).len()), (3, 1));
+}
