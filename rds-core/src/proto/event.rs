@@ -213,7 +213,7 @@ pub enum Action {
         /// Whether room is short now.
         on: bool,
     },
-    /// A message with a token has ended.
+    /// A message with a token has ended. Not told for a socket that is closed: nobody is there to hear it.
     Completed {
         /// Which socket sent it.
         socket: SocketId,
