@@ -85,7 +85,13 @@ impl Reactor {
     /// caller (the background thread if none is given) is wanted elsewhere.
     pub(crate) fn turn(&mut self, shared: &Shared, until: Option<Instant>, parker: Option<&Parker>) {
         self.expire(shared);
-        if shared.right.take_work() || self.dirty || self.next.is_some_and(|at| at <= Instant::now()) {
+        let due = self.next.is_some_and(|at| at <= Instant::now());
+        if due {
+            // After a long stall: what has come must be read before a connection is judged by its deadline.
+            self.poll_events(shared, Some(Duration::ZERO));
+            self.input(shared);
+        }
+        if shared.right.take_work() || self.dirty || due {
             self.pass(shared, false);
         }
         let mut found = self.poll_events(shared, Some(Duration::ZERO));
@@ -102,6 +108,18 @@ impl Reactor {
             }
             shared.right.end_sleep(parker);
         }
+        self.input(shared);
+        if self.dirty {
+            self.pass(shared, false);
+        }
+        if self.dirty {
+            // More than one pass's share; whoever polls next goes on.
+            shared.right.set_work();
+        }
+    }
+
+    /// Accepts and reads what is there, each connection its share.
+    fn input(&mut self, shared: &Shared) {
         if self.accepting {
             self.accept(shared);
         }
@@ -109,13 +127,6 @@ impl Reactor {
             if let Some(index) = self.ready.pop_front() {
                 self.serve(shared, index);
             }
-        }
-        if self.dirty {
-            self.pass(shared, false);
-        }
-        if self.dirty {
-            // More than one pass's share; whoever polls next goes on.
-            shared.right.set_work();
         }
     }
 
