@@ -178,7 +178,6 @@ impl Node {
         let own = c.is_own();
         let p = &mut self.peers[c.peer as usize];
         if let Some(lanes) = shown.lanes.or(own.then_some(1)) {
-            p.source_port_lane = shown.source_port_lane;
             let count = lanes.clamp(1, u16::from(self.config.lanes)) as u8;
             p.set_count(count, self.config.first_sequence);
         }

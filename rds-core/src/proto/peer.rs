@@ -33,8 +33,6 @@ pub(super) struct Peer {
     pub(super) lanes: Vec<Lane>,
     /// Lanes in use, as negotiated.
     pub(super) count: u8,
-    /// Its handshake said that the source port tells the lane.
-    pub(super) source_port_lane: bool,
     pub(super) incarnation: Option<Incarnation>,
     /// Which connection showed that last, by the order in which they were established.
     pub(super) shown: u64,
@@ -65,7 +63,6 @@ impl Peer {
             we_dial,
             lanes: vec![Lane::new(first_sequence)],
             count: 1,
-            source_port_lane: false,
             incarnation: None,
             shown: 0,
             map: CongestionMap::new(),

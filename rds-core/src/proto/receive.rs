@@ -169,7 +169,7 @@ impl Node {
         }
         if header.is_congestion_map() {
             if self.same_identity(now, conn, &header) {
-                self.congestion_map(now, conn, body.as_slice());
+                self.congestion_map(conn, body.as_slice());
             }
             return;
         }
@@ -237,7 +237,7 @@ impl Node {
         same
     }
 
-    fn congestion_map(&mut self, now: Time, conn: ConnId, payload: &[u8]) {
+    fn congestion_map(&mut self, conn: ConnId, payload: &[u8]) {
         let Some(map) = CongestionMap::decode(payload) else { return };
         let Some(c) = self.conns.get(conn) else { return };
         let index = c.peer;
@@ -267,7 +267,6 @@ impl Node {
         for conn in carrying {
             self.mark_ready(conn);
         }
-        let _ = now;
     }
 
     /// A newer connection has spoken: what this one says of the present is old.

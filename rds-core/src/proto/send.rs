@@ -9,6 +9,8 @@ use super::{Action, Body, Guarantee, Inbox, Node, Outcome, SendError, SocketId, 
 use crate::info::Counter;
 use crate::wire::{PORT_ENGINE, PORT_PROBE};
 
+/// Owned payloads up to this many bytes are copied all the same: that is cheaper than a slice of their own.
+const OWNED_INLINE_MAX: usize = 512;
 /// Payloads up to this many bytes are encoded behind their headers, many to a buffer; larger ones keep their own.
 const INLINE_MAX: usize = 16 << 10;
 
@@ -179,7 +181,7 @@ impl Node {
         let lane = &mut p.lanes[usize::from(index)];
         let mut message =
             Queued { socket, token, len: len as u32, sport, dport, dead: false, stored: Stored::Inline };
-        if len <= INLINE_MAX && !matches!(payload, Payload::Owned(ref b) if b.len() > 512) {
+        if len <= INLINE_MAX && !matches!(payload, Payload::Owned(ref b) if b.len() > OWNED_INLINE_MAX) {
             lane.push_inline(message, |out| payload.write(out));
             if let Payload::Owned(bytes) = payload {
                 self.released.push(bytes);
