@@ -4,9 +4,11 @@
 //! * [`proto`]: the protocol as a state machine without I/O, clock or threads.
 //! * [`info`]: counters and snapshots.
 //! * [`engine`]: drives [`proto`] over real sockets.
+//! * [`zerocopy`]: the logic of zero copy, as pure as [`proto`].
 //! * `sys`: raw system calls, the only home of `unsafe`.
 pub mod engine;
 pub mod info;
 pub mod proto;
 mod sys;
 pub mod wire;
+pub mod zerocopy;
