@@ -1,6 +1,5 @@
 //! Raw system calls: what no crate offers safely. The only home of `unsafe`.
 //!
-//! * `read`: reading into uninitialised memory.
 //! * `zerocopy`: sending without a copy (MSG_ZEROCOPY), and `error_queue`: hearing when the kernel has let go.
 //! * `pages`: page-aligned memory. `limits`: how much of it the kernel may pin for us.
 //! * `tcp`: segment size, path MTU, output queue, low-water mark.
@@ -10,7 +9,6 @@
 #![cfg_attr(not(test), allow(dead_code))]
 
 mod option;
-mod read;
 mod tcp;
 
 pub(crate) mod cpu;
@@ -19,7 +17,6 @@ pub(crate) mod limits;
 pub(crate) mod pages;
 pub(crate) mod zerocopy;
 
-pub(crate) use read::read_into;
 pub(crate) use tcp::unacknowledged;
 
 #[cfg(test)]
