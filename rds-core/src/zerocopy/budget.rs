@@ -222,11 +222,6 @@ impl Budget {
     }
 }
 
-/// There would be room if it were not for others.
-fn as_share(full: Full) -> Full {
-    if full == Full::Node { Full::Share } else { full }
-}
-
 /// Takes at most `pages` off `used`.
 fn give_back(used: &AtomicU64, pages: u64) {
     // Never `Err`: the closure always has an answer.
@@ -241,8 +236,8 @@ fn give_back(used: &AtomicU64, pages: u64) {
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
-    /// Twice the pages held, plus 1 while it waits: it was refused, and granted nothing since. So it counts as one of those
-    /// who share the budget exactly while this is not 0.
+    /// Twice the pages held; or 1 while it waits: it holds nothing, and was refused. So it counts as one of those who share
+    /// the budget exactly while this is not 0.
     state: AtomicU64,
     /// [`Budget::starved`] when this socket last made way.
     starved_seen: AtomicU64,
@@ -294,7 +289,7 @@ impl Share {
             }
             Err(full) => {
                 if full != Full::Never {
-                    self.update(|state| state | 1);
+                    self.update(|state| state.max(1));
                 }
                 self.budget.count(full);
                 Err(full)
@@ -309,25 +304,31 @@ impl Share {
         let others = budget.sharers.load(Relaxed) - i64::from(state != 0);
         let equal = budget.limit / (u64::try_from(others).unwrap_or(0) + 1);
         let beyond = used + pages64 > equal;
-        if beyond && used > 0 {
-            let quarter = budget.limit / 4;
-            // Less than two large messages: there is no keeping room for one.
-            let leave = if budget.limit < 2 * LARGE_MESSAGE { quarter } else { quarter.max(LARGE_MESSAGE) };
-            return budget.charge_leaving(pages, leave).map_err(as_share);
-        }
         let starved = budget.starved.load(Relaxed);
-        // One that waits itself, with nothing, need not pass.
+        let mut leave = 0;
+        // One that waits itself, with nothing, need not make way.
         if (used > 0 || (beyond && state == 0)) && self.starved_seen.swap(starved, Relaxed) != starved {
-            return budget.charge_leaving(pages, budget.starved_pages.load(Relaxed)).map_err(as_share);
+            leave = budget.starved_pages.load(Relaxed);
         }
-        budget.charge_leaving(pages, 0).inspect_err(|_| {
-            if used == 0 {
+        if beyond && used > 0 {
+            leave = leave.max(budget.limit / 4);
+            // Less than two large messages: there is no keeping room for one.
+            if budget.limit >= 2 * LARGE_MESSAGE {
+                leave = leave.max(LARGE_MESSAGE);
+            }
+        }
+        match budget.charge_leaving(pages, leave) {
+            // There would be room if it were not for others.
+            Err(Full::Node) if leave > 0 => Err(Full::Share),
+            Err(Full::Node) if used == 0 => {
                 budget.starved_pages.store(pages64, Relaxed);
                 budget.starved.fetch_add(1, Relaxed);
                 // Its own refusal is none to make way for.
                 let _ = self.starved_seen.compare_exchange(starved, starved + 1, Relaxed, Relaxed);
+                Err(Full::Node)
             }
-        })
+            result => result,
+        }
     }
 
     /// Changes the state, and keeps count of those who share. Returns what it was.
@@ -345,7 +346,7 @@ impl Share {
     /// Gives back `pages` that [`try_reserve`](Self::try_reserve) granted.
     pub fn release(&self, pages: u32) {
         let pages = u64::from(pages);
-        let before = self.update(|state| (state / 2).saturating_sub(pages) * 2 + state % 2) / 2;
+        let before = self.update(|state| (state / 2).saturating_sub(pages) * 2) / 2;
         debug_assert!(before >= pages, "{pages} pages given back of {before}");
         give_back(&self.budget.used, pages.min(before));
     }
