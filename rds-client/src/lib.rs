@@ -37,6 +37,9 @@
 //! poll loop of their own. A thread that waits does the node's network work meanwhile, so there is no other thread between
 //! it and its message.
 
+#[cfg(doctest)]
+mod ownership;
+
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
@@ -171,6 +174,13 @@ impl Node {
     #[must_use]
     pub fn listen_addr(&self) -> SocketAddr {
         self.0.listen_addr()
+    }
+
+    /// A page-aligned buffer of `len` bytes from the node's pool, to be filled and sent with [`Socket::send_owned`]. Its contents are
+    /// unspecified. It returns to the pool when it is dropped, or when the message that was sent from it has ended. Does not block.
+    #[must_use]
+    pub fn buffer(&self, len: usize) -> PoolBuffer {
+        self.0.buffer(len)
     }
 
     /// Binds a socket to `port` of the node's address; 0 for any free one.

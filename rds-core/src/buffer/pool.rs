@@ -44,10 +44,10 @@ impl Pool {
         PoolBuffer::new(arc)
     }
 
-    /// Memory for a message of `len` bytes: of the pool, if it is large.
+    /// Memory for a message of `len` bytes: of the pool, unless most of a page would be wasted.
     #[must_use]
     pub fn memory(&self, len: usize) -> Memory {
-        if len >= 1 << SMALLEST {
+        if len > 1 << (SMALLEST - 2) {
             Memory::Pool(self.take(len))
         } else {
             Memory::Heap(vec![0; len].into_boxed_slice())

@@ -167,7 +167,7 @@ impl Core {
                 }
                 Action::Completed { socket, token, outcome } => {
                     self.for_socket(socket, |mailbox, back, wakes| {
-                        mailbox.completed(back, Completion::ended(token, outcome), &mut wakes.parkers);
+                        wakes.parkers.extend(mailbox.completed(back, Completion::ended(token, outcome)));
                     })
                 }
                 Action::Congestion { socket, congested } => {

@@ -32,7 +32,7 @@ impl Deref for Bytes {
 /// A received message. Its bytes do not change while it is held; they lie in a buffer of the node's pool, which takes it back when
 /// the lease is dropped.
 ///
-/// A lease of more than 16 KiB counts as received and not taken while it is held: against the socket's receive buffer, past which the
+/// A lease of more than 1 KiB counts as received and not taken while it is held: against the socket's receive buffer, past which the
 /// port is congested, and the node's receive budget, past which peers may send no more. It does not keep the node open.
 pub struct Lease {
     bytes: Bytes,

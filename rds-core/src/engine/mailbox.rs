@@ -398,15 +398,15 @@ impl Mailbox {
         self.expected.fetch_sub(2, Relaxed);
     }
 
-    /// Adds a completion, and appends whom to wake.
-    pub(crate) fn completed(&self, back: &mut Back, completion: Completion, wakes: &mut Vec<Arc<Parker>>) {
+    /// Adds a completion. Returns whom to wake.
+    pub(crate) fn completed(&self, back: &mut Back, completion: Completion) -> Option<Arc<Parker>> {
         back.completions.push_back(completion);
         if !back.completions_set
             && let Some(fd) = self.completion.get()
         {
             back.completions_set = fd.write(1).is_ok();
         }
-        wakes.extend(back.completers.pop());
+        back.completers.pop()
     }
 
     /// Takes all completions; if there is none, `parker`, if any, is registered.
@@ -458,10 +458,11 @@ impl Mailbox {
 
 impl OnRelease for Mailbox {
     fn released(&self, cookie: u32, copied: bool) {
-        let mut wakes = Vec::new();
         let completion = Completion::Released { cookie: Cookie(cookie), copied };
-        self.completed(&mut self.back(), completion, &mut wakes);
-        wakes.iter().for_each(|parker| parker.unpark());
+        let waiting = self.completed(&mut self.back(), completion);
+        if let Some(parker) = waiting {
+            parker.unpark();
+        }
     }
 }
 

@@ -13,6 +13,9 @@ use crate::proto::Body;
 /// hands out without another copy.
 const SMALL: usize = 16 << 10;
 
+/// Leases of messages up to this size share memory.
+pub(crate) const CUT: usize = 1024;
+
 /// A ring that is larger than this is given back when it has been little used for a while.
 const KEEP: usize = 64 << 10;
 /// How often the queue must have been emptied, little used, before memory is given back.
@@ -109,23 +112,24 @@ impl Queue {
         Some((n, len, from, rest))
     }
 
-    /// Takes the oldest message away, into a buffer of its own; small ones are cut from `store`.
-    pub(crate) fn pop(&mut self, store: &mut BytesMut) -> Option<(Bytes, SocketAddr)> {
+    /// Takes the oldest message away, into memory of its own: of `pool`, or cut from `store` if it is small.
+    pub(crate) fn pop(&mut self, store: &mut BytesMut, pool: &Pool) -> Option<(Bytes, SocketAddr)> {
         let meta = self.metas.pop_front()?;
         let payload = if meta.large {
             Bytes::Large(self.large.pop_front()?)
         } else {
             let len = meta.len as usize;
             // A message that is kept keeps its piece of the store: a small one must not keep much more than itself.
-            if len > 1024 {
-                let mut own = BytesMut::with_capacity(len);
-                self.copy_front(len, &mut own);
-                Bytes::Small(own)
+            if len > CUT {
+                let mut own = Filling::new(len);
+                own.place(pool.memory(len));
+                self.copy_front(len, |piece| own.extend(piece));
+                Bytes::Large(own)
             } else {
                 if store.capacity() < len {
                     *store = BytesMut::with_capacity(8 << 10);
                 }
-                self.copy_front(len, store);
+                self.copy_front(len, |piece| store.extend_from_slice(piece));
                 Bytes::Small(store.split_to(len))
             }
         };
@@ -133,11 +137,11 @@ impl Queue {
         Some((payload, meta.from))
     }
 
-    fn copy_front(&mut self, len: usize, out: &mut BytesMut) {
+    fn copy_front(&mut self, len: usize, mut put: impl FnMut(&[u8])) {
         let (a, b) = self.ring.as_slices();
         let first = len.min(a.len());
-        out.extend_from_slice(&a[..first]);
-        out.extend_from_slice(&b[..len - first]);
+        put(&a[..first]);
+        put(&b[..len - first]);
         self.ring.drain(..len);
     }
 
@@ -180,7 +184,7 @@ mod tests {
         assert_eq!(q.peek(&mut buffer), Some((2, 5, from(1))));
         let (n, len, sender, rest) = q.pop_into(&mut buffer).unwrap();
         assert_eq!((n, len, sender, rest.is_none(), &buffer), (2, 5, from(1), true, b"he"));
-        let (payload, sender) = q.pop(&mut BytesMut::new()).unwrap();
+        let (payload, sender) = q.pop(&mut BytesMut::new(), &Pool::new()).unwrap();
         assert_eq!((&payload[..], sender), (&b"world"[..], from(2)));
         assert!(q.is_empty());
     }
@@ -222,7 +226,7 @@ mod tests {
                         let mut buffer = vec![0; SMALL + 2];
                         q.pop_into(&mut buffer).map(|(n, len, from, _)| { assert_eq!(n, len); buffer.truncate(n); (buffer, from) })
                     } else {
-                        q.pop(&mut store).map(|(b, from)| (b.to_vec(), from))
+                        q.pop(&mut store, &Pool::new()).map(|(b, from)| (b.to_vec(), from))
                     };
                     prop_assert_eq!(got, expected);
                 }

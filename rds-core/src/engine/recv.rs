@@ -159,7 +159,7 @@ impl Socket {
                 Refill::Messages => {}
             }
             let front = &mut *guard;
-            let (bytes, from) = front.queue.pop(&mut front.store)?;
+            let (bytes, from) = front.queue.pop(&mut front.store, &self.shared().pool)?;
             let payload = if let Bytes::Large(_) = &bytes {
                 mailbox.leased(front);
                 drop(guard);
