@@ -553,7 +553,8 @@ impl<H: Held> SendPath<H> {
         if counts.notified > 0 {
             self.notified_at.store(now.as_nanos(), Relaxed);
             if let Some(start) = start {
-                let each = wire.cpu_time().saturating_sub(start).as_nanos() as u64 / counts.notified;
+                let spent = wire.cpu_time().saturating_sub(start);
+                let each = spent.as_nanos() as u64 / counts.notified.max(1);
                 let before = self.reap_cost.load(Relaxed);
                 self.reap_cost.store(if before == 0 { each } else { (before * 7 + each) / 8 }, Relaxed);
             }
