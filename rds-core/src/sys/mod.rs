@@ -1,6 +1,11 @@
 //! Raw system calls: what no crate offers safely. The only home of `unsafe`.
 #![allow(unsafe_code)]
 
+#[cfg_attr(not(test), expect(dead_code, reason = "the engine copies what it receives"))]
+pub(crate) mod region;
+#[cfg_attr(not(test), expect(dead_code, reason = "as `region`"))]
+mod zc_receive;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
