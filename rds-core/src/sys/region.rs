@@ -12,165 +12,27 @@
 //!
 //! A [`PathRegion`] has one owner, the only one who lends pages, maps and unmaps. Whoever holds a run of pages has set its bits in
 //! `held`; dropping the run clears them, from any thread, without a lock. The owner looks at the bits when it needs room. A page
-//! whose bit is set is never unmapped, never mapped again and never lent again; [`Part`] checks that itself, and does not rely
+//! whose bit is set is never unmapped, never mapped again and never lent again; [`part`] checks that itself, and does not rely
 //! on [`Slots`].
+
+mod part;
 
 use std::fmt;
 use std::io;
-use std::net::Ipv4Addr;
 use std::ops::{Deref, Range};
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use socket2::{Domain, Protocol, Socket, Type};
+pub(crate) use part::page_size;
+use part::{ALIGN, PartOwner, Run, bits};
 
-use super::zc_receive::{self, Mapped};
+use super::zc_receive::Mapped;
 use crate::wire::HEADER_LEN;
 use crate::zerocopy::slots::Slots;
 
-/// What one page of a page table spans where pages have 4 KiB.
-const ALIGN: usize = 2 << 20;
-
-/// The size of a page, in bytes.
-pub(crate) fn page_size() -> usize {
-    // SAFETY: sysconf(3) takes a number and touches no memory of ours.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|s| s.is_power_of_two()).unwrap_or(4096)
-}
-
-/// One mapping, unmapped when the last part and the last lease are gone.
-struct Space {
-    mapping: NonNull<libc::c_void>,
-    len: usize,
-}
-
-// SAFETY: a `Space` is a range of addresses: nothing of it belongs to a thread. What lies there is reached through `Part`.
-unsafe impl Send for Space {}
-// SAFETY: as above; through a shared reference only the address can be read.
-unsafe impl Sync for Space {}
-
-impl Space {
-    /// Maps `len` bytes, beginning at a multiple of [`ALIGN`], and says where they begin.
-    fn new(len: usize) -> io::Result<(Self, usize)> {
-        let say =
-            |e: io::Error| io::Error::new(e.kind(), format!("cannot map a TCP socket to receive into: {e}"));
-        // Of any TCP socket: the kernel looks at the kind of mapping, not at the socket.
-        let socket = Socket::new(Domain::IPV4, Type::STREAM.cloexec(), Some(Protocol::TCP))
-            .or_else(|_| Socket::new(Domain::IPV6, Type::STREAM.cloexec(), Some(Protocol::TCP)))
-            .map_err(say)?;
-        let len = len.checked_add(ALIGN).ok_or_else(|| say(io::ErrorKind::OutOfMemory.into()))?;
-        // SAFETY: a new mapping at an address of the kernel's choice changes no memory that exists; it can only be read.
-        let mapping = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, socket.as_raw_fd(), 0)
-        };
-        if mapping == libc::MAP_FAILED {
-            return Err(say(io::Error::last_os_error()));
-        }
-        let mapping = NonNull::new(mapping).ok_or_else(|| say(io::ErrorKind::AddrNotAvailable.into()))?;
-        let start = mapping.as_ptr() as usize;
-        Ok((Self { mapping, len }, start.next_multiple_of(ALIGN) - start))
-    }
-}
-
-impl Drop for Space {
-    fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new` and is unmapped once; nothing refers to it, for every `Part`, and with it every run of
-        // pages, holds the `Space`.
-        let rc = unsafe { libc::munmap(self.mapping.as_ptr(), self.len) };
-        debug_assert_eq!(rc, 0);
-    }
-}
-
-/// One path's part of a region.
-struct Part {
-    space: Arc<Space>,
-    /// Where it begins in the mapping.
-    offset: usize,
-    page: usize,
-    /// A bit for each page: set by the owner when the page is lent, cleared by whoever drops it.
-    held: Box<[AtomicU64]>,
-}
-
-impl Part {
-    /// Address of a page. Dereferencing it is another matter.
-    fn address(&self, page: u32) -> *const u8 {
-        self.space.mapping.as_ptr().cast::<u8>().wrapping_add(self.offset + page as usize * self.page)
-    }
-
-    /// The words of `held` that `range` touches, with the bits in each.
-    fn bits(range: Range<u32>) -> impl Iterator<Item = (usize, u64)> {
-        let words = if range.is_empty() { 0..0 } else { range.start / 64..range.end.div_ceil(64) };
-        words.map(move |word| {
-            let from = range.start.saturating_sub(word * 64);
-            let to = (range.end - word * 64).min(64);
-            (word as usize, (u64::MAX >> (64 - (to - from))) << from)
-        })
-    }
-
-    /// For the owner only.
-    fn lend(self: &Arc<Self>, range: Range<u32>) -> Run {
-        for (word, bits) in Self::bits(range.clone()) {
-            // Nothing is read through these pages before the kernel maps something, so there is nothing to be ordered.
-            let before = self.held[word].fetch_or(bits, Ordering::Relaxed);
-            assert_eq!(before & bits, 0, "pages {range:?} are lent twice");
-        }
-        Run { part: Arc::clone(self), range }
-    }
-
-    fn release(&self, range: Range<u32>) {
-        for (word, bits) in Self::bits(range) {
-            // Reads through the lease come before what the owner does once it has seen the bits cleared.
-            self.held[word].fetch_and(!bits, Ordering::Release);
-        }
-    }
-
-    /// For the owner only: unmaps pages that nobody holds. False if the kernel did not.
-    fn zap(&self, range: Range<u32>) -> bool {
-        for (word, bits) in Self::bits(range.clone()) {
-            assert_eq!(self.held[word].load(Ordering::Acquire) & bits, 0, "pages {range:?} are held");
-        }
-        let len = (range.end - range.start) as usize * self.page;
-        // SAFETY: the range lies in this part of the mapping, which stands as long as `space`. No reference into it exists:
-        // references come from a `Run` of its pages, none of which is held, and only the owner, who is here, makes new ones.
-        let rc =
-            unsafe { libc::madvise(self.address(range.start).cast_mut().cast(), len, libc::MADV_DONTNEED) };
-        rc == 0
-    }
-}
-
-/// Pages that are held. They are given back when this is dropped.
-struct Run {
-    part: Arc<Part>,
-    range: Range<u32>,
-}
-
-impl Run {
-    fn pages(&self) -> u32 {
-        self.range.end - self.range.start
-    }
-
-    /// Keeps the first `pages` pages and returns the others.
-    fn split_off(&mut self, pages: u32) -> Self {
-        let at = (self.range.start + pages).min(self.range.end);
-        let rest = Self { part: Arc::clone(&self.part), range: at..self.range.end };
-        self.range.end = at;
-        rest
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        if !self.range.is_empty() {
-            self.part.release(self.range.clone());
-        }
-    }
-}
-
-/// The owner's side of a part.
+/// The owner's side of a part, with what it knows of the pages.
 struct Owner {
-    part: Arc<Part>,
+    part: PartOwner,
     slots: Slots,
     /// The pages that `slots` counts as lent.
     lent: Box<[u64]>,
@@ -180,9 +42,31 @@ struct Owner {
 }
 
 impl Owner {
-    fn new(part: Part, pages: u32, lap: u32) -> Self {
-        let lent = vec![0; part.held.len()].into_boxed_slice();
-        Self { part: Arc::new(part), slots: Slots::new(pages, lap), lent, zap: Vec::new(), clean: true }
+    fn new(part: PartOwner, pages: u32, lap: u32) -> Self {
+        let lent = vec![0; pages.div_ceil(64) as usize].into_boxed_slice();
+        Self { part, slots: Slots::new(pages, lap), lent, zap: Vec::new(), clean: true }
+    }
+
+    fn lend(&mut self, pages: u32) -> Option<Run> {
+        self.collect();
+        let first = self.slots.take(pages, &mut self.zap);
+        self.zap();
+        let first = first?;
+        let run = self.part.lend(first..first + pages);
+        for (word, bits) in bits(run.range()) {
+            self.lent[word] |= bits;
+        }
+        Some(run)
+    }
+
+    /// Takes pages back at once on which nothing was mapped; those of others go their way.
+    fn unused(&mut self, run: Run) {
+        if run.pages() > 0 && run.mapped() == 0 && self.part.lent(&run) {
+            self.slots.unused(run.range().start, run.pages());
+            for (word, bits) in bits(run.range()) {
+                self.lent[word] &= !bits;
+            }
+        }
     }
 
     /// Takes back what was dropped.
@@ -191,7 +75,7 @@ impl Owner {
             if *lent == 0 {
                 continue;
             }
-            let mut back = *lent & !self.part.held[word].load(Ordering::Acquire);
+            let mut back = *lent & !self.part.held(word);
             *lent &= !back;
             while back != 0 {
                 let from = back.trailing_zeros();
@@ -271,15 +155,8 @@ impl Shared {
     }
 
     fn grow(&self, free: &mut Vec<Owner>) -> io::Result<()> {
-        let bytes = self.pages as usize * self.page;
-        let len = bytes.checked_mul(self.paths).ok_or(io::ErrorKind::OutOfMemory)?;
-        let (space, start) = Space::new(len)?;
-        let space = Arc::new(space);
-        for i in 0..self.paths {
-            let held = (0..self.pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-            let part = Part { space: Arc::clone(&space), offset: start + i * bytes, page: self.page, held };
-            free.push(Owner::new(part, self.pages, self.lap));
-        }
+        let parts = PartOwner::several(self.paths, self.pages, self.page)?;
+        free.extend(parts.into_iter().map(|part| Owner::new(part, self.pages, self.lap)));
         Ok(())
     }
 }
@@ -296,37 +173,22 @@ impl PathRegion {
     /// no such run is free: whoever asks copies instead.
     pub(crate) fn target(&mut self, pages: u32) -> Option<MapTarget> {
         let owner = self.owner.as_mut()?;
-        owner.collect();
         let with_spare = pages.checked_add(1).filter(|_| pages > 0)?;
-        let first = owner.slots.take(with_spare, &mut owner.zap);
-        owner.zap();
-        let first = first?;
-        let run = owner.part.lend(first..first + with_spare);
-        for (word, bits) in Part::bits(run.range.clone()) {
-            owner.lent[word] |= bits;
-        }
-        Some(MapTarget { run, mapped: 0, clean: owner.clean })
+        let run = owner.lend(with_spare)?;
+        Some(MapTarget { run, clean: owner.clean })
     }
 
     /// Hands out what was mapped: the payload, complete or not, and, where the stream went on in a page that could be
     /// mapped, that page, whose bytes follow the payload.
     pub(crate) fn finish(&mut self, target: MapTarget) -> (MappedPages, Option<MappedPages>) {
-        let (payload, mapped) = (target.pages(), target.mapped);
+        let payload = target.pages();
         let mut run = target.run;
-        let unused = run.split_off(mapped);
-        if let Some(owner) = &mut self.owner
-            && Arc::ptr_eq(&owner.part, &unused.part)
-            && unused.pages() > 0
-        {
-            // Known to be clean: the next run begins there.
-            owner.slots.unused(unused.range.start, unused.pages());
-            for (word, bits) in Part::bits(unused.range.clone()) {
-                owner.lent[word] &= !bits;
-            }
+        let unused = run.split_off(run.mapped());
+        if let Some(owner) = &mut self.owner {
+            owner.unused(unused);
         }
-        drop(unused);
-        let surplus = (mapped > payload).then(|| MappedPages { run: run.split_off(payload) });
-        (MappedPages { run }, surplus)
+        let surplus = run.split_off(payload);
+        (MappedPages { run }, (surplus.pages() > 0).then_some(MappedPages { run: surplus }))
     }
 
     /// Unmaps whatever nobody holds, so that a path without traffic keeps no memory.
@@ -338,10 +200,7 @@ impl PathRegion {
 
     /// The addresses of the part.
     pub(crate) fn addresses(&self) -> Range<usize> {
-        self.owner.as_ref().map_or(0..0, |o| {
-            let start = o.part.address(0) as usize;
-            start..start + o.slots.total() as usize * o.part.page
-        })
+        self.owner.as_ref().map_or(0..0, |o| o.part.addresses())
     }
 
     /// Pages that are held, as of the last look.
@@ -368,7 +227,6 @@ impl Drop for PathRegion {
 pub(crate) struct MapTarget {
     /// The payload's pages, and one more.
     run: Run,
-    mapped: u32,
     clean: bool,
 }
 
@@ -378,17 +236,21 @@ impl MapTarget {
         self.run.pages() - 1
     }
 
+    fn missing_pages(&self) -> u32 {
+        self.pages().saturating_sub(self.run.mapped())
+    }
+
     /// Bytes of payload that are not mapped yet.
     pub(crate) fn missing(&self) -> usize {
-        self.pages().saturating_sub(self.mapped) as usize * self.run.part.page
+        self.missing_pages() as usize * self.run.page()
     }
 
     /// What is mapped so far; more than the payload if the stream went on in a page that could be mapped.
     pub(crate) fn mapped(&self) -> &[u8] {
-        self.run.bytes(self.mapped)
+        self.run.bytes()
     }
 
-    /// Maps what is there of the missing pages; see [`Mapped`].
+    /// Maps what is there of the missing pages; see [`Mapped`]. Does nothing when none is missing.
     ///
     /// With `header`, bytes that follow the payload come with it, at most a header. Only for a position in the stream that is a
     /// page boundary of the sender's: elsewhere the payload's end and what follows may share a page, and then that page is mapped
@@ -401,37 +263,10 @@ impl MapTarget {
         socket: BorrowedFd<'_>,
         header: Option<&mut [u8; HEADER_LEN]>,
     ) -> io::Result<Mapped> {
-        let pages = self.pages().saturating_sub(self.mapped);
-        if pages == 0 {
-            return Ok(Mapped::default());
+        match self.missing_pages() {
+            0 => Ok(Mapped::default()),
+            pages => self.run.map(socket, pages + u32::from(header.is_some()), self.clean, header),
         }
-        let part = &self.run.part;
-        let length = (pages + u32::from(header.is_some())) * part.page as u32;
-        let address = part.address(self.run.range.start + self.mapped);
-        // SAFETY: the pages from `mapped` to the end of the run are held by this target alone, which is exclusively borrowed; they
-        // lie in one mapping of a TCP socket, which stands as long as the run. References that `mapped` gave out are over,
-        // and were to pages before these.
-        let mapped = unsafe { zc_receive::map(socket, address, length, self.clean, header)? };
-        let new = u32::try_from(mapped.bytes / part.page).unwrap_or(u32::MAX);
-        assert!(new <= self.run.pages() - self.mapped, "the kernel mapped more than it was asked to");
-        self.mapped += new;
-        Ok(mapped)
-    }
-}
-
-impl Run {
-    /// The bytes of the first `pages` pages, which must be mapped.
-    fn bytes(&self, pages: u32) -> &[u8] {
-        let pages = pages.min(self.pages());
-        if pages == 0 {
-            return &[];
-        }
-        let (address, len) = (self.part.address(self.range.start), pages as usize * self.part.page);
-        // SAFETY: the callers (both in this file) name pages that the kernel reported as mapped, in the address space that
-        // `part` keeps. They stay mapped: the run holds their bits, so the owner neither unmaps nor maps there, and nobody else can.
-        // They are read-only here, and the kernel does not write to what TCP has delivered. (A privileged process of this host could
-        // have sent pages that it still writes to; from peers on the same host the engine maps only if it was told to trust.)
-        unsafe { std::slice::from_raw_parts(address, len) }
     }
 }
 
@@ -446,7 +281,7 @@ impl Deref for MappedPages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.run.bytes(self.run.pages())
+        self.run.bytes()
     }
 }
 

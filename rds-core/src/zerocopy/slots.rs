@@ -161,8 +161,9 @@ mod tests {
             slots.give_back(first, 8);
             zaps.push(zap);
         }
-        let zapped: Vec<_> = zaps.iter().enumerate().filter(|(_, z)| !z.is_empty()).collect();
-        assert_eq!(zapped, [(8, &vec![0..32]), (12, &vec![32..64])]);
+        let zapped: Vec<_> =
+            zaps.into_iter().enumerate().flat_map(|(i, z)| z.into_iter().map(move |z| (i, z))).collect();
+        assert_eq!(zapped, [(8, 0..32), (12, 32..64)]);
     }
 
     #[test]

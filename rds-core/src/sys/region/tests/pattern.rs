@@ -207,7 +207,7 @@ impl Receiver {
         let mut payload = Vec::new();
         let pages = (len / page) as u32;
         if self.pending.is_empty()
-            && len % page == 0
+            && len.is_multiple_of(page)
             && let Some(mut target) = self.region.target(pages)
         {
             let mut next = [0; HEADER_LEN];
