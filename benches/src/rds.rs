@@ -57,7 +57,7 @@ pub(crate) fn receiver(side: &Side) -> Result<(), String> {
         }
     } else {
         while go_on() {
-            match socket.recv() {
+            match socket.recv_lease() {
                 Ok(Event::Message(message)) => expect(side, message.payload.len())?,
                 Ok(_) | Err(RecvError::TimedOut) => continue,
                 Err(e) => return Err(format!("cannot receive: {e}")),
@@ -102,7 +102,7 @@ pub(crate) fn sender(side: &Side) -> Result<(), String> {
         }
     } else {
         while go_on() {
-            socket.send_owned(payload.clone(), to).map_err(|(e, _)| format!("cannot send: {e}"))?;
+            socket.send_detached(payload.clone(), to).map_err(|(e, _)| format!("cannot send: {e}"))?;
             meter.count(1);
         }
     }

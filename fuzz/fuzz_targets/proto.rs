@@ -248,8 +248,8 @@ impl World<'_> {
         if self.rest.contains_key(&conn) {
             return;
         }
-        if let Some((mut buffer, missing)) = self.node.take_target(conn) {
-            buffer.extend_from_slice(&vec![3; n.min(missing)]);
+        if let Some(mut buffer) = self.node.take_target(conn) {
+            buffer.extend(&vec![3; n]);
             let _ = self.node.return_target(self.now, conn, buffer, &mut self.queues);
         }
     }

@@ -60,7 +60,7 @@ fn flood(x: &Socket, y: &Socket, size: usize, time: Duration) -> Result<(u32, f6
             while !stop.load(Relaxed) {
                 x.send_to(&payload, y.local_addr()).expect("the node is open");
             }
-            x.send_owned(Bytes::new(), y.local_addr()).expect("the node is open");
+            x.send_detached(Bytes::new(), y.local_addr()).expect("the node is open");
         });
         let mut buffer = vec![0; size];
         let mut count = 0_u32;

@@ -29,7 +29,7 @@
 //!   socket to one destination, however often connections break, as long as that socket and both nodes live.
 //! * No socket there: the message is dropped, and that counts as delivered. Never an error for the sender.
 //! * Peer not reachable: the message is kept, within the send buffer, until it is.
-//! * A send succeeds when the message is queued. [`Socket::flush`] and [`Socket::send_tracked`] tell when it has arrived.
+//! * A send succeeds when the message is queued. [`Socket::flush`] and [`Socket::completions`] tell when it has arrived.
 //!
 //! # Blocking
 //!
@@ -37,21 +37,25 @@
 //! poll loop of their own. A thread that waits does the node's network work meanwhile, so there is no other thread between
 //! it and its message.
 
+#[cfg(doctest)]
+mod ownership;
+
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-pub use bytes::{Bytes, BytesMut};
+pub use bytes::Bytes;
+pub use rds_core::buffer::{Owned, PoolBuffer};
 use rds_core::engine::{self, Engine, Options};
 pub use rds_core::engine::{
-    Blocked, Event, Message, OpenError, RDS_TCP_PORT, Readiness, Received, RecvError, SendError,
-    ShutdownReport, TrySendError,
+    Blocked, Completion, Cookie, Event, Lease, Message, OpenError, RDS_TCP_PORT, Readiness, Received,
+    RecvError, SendError, ShutdownReport, TrySendError,
 };
 pub use rds_core::info::{Counter, Counters, Snapshot};
 /// Why the node refused a message; inside [`SendError::Refused`].
 pub use rds_core::proto::SendError as Refusal;
-pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee, Outcome, Token};
+pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee};
 
 /// How to open a [`Node`].
 #[derive(Clone, Debug)]
@@ -172,6 +176,13 @@ impl Node {
         self.0.listen_addr()
     }
 
+    /// A page-aligned buffer of `len` bytes from the node's pool, to be filled and sent with [`Socket::send_owned`]. Its contents are
+    /// unspecified. It returns to the pool when it is dropped, or when the message that was sent from it has ended. Does not block.
+    #[must_use]
+    pub fn buffer(&self, len: usize) -> PoolBuffer {
+        self.0.buffer(len)
+    }
+
     /// Binds a socket to `port` of the node's address; 0 for any free one.
     ///
     /// # Errors
@@ -205,7 +216,7 @@ impl Node {
 /// Dropping it unbinds the port; what it has queued is still delivered. [`Socket::close`] cancels that, as the kernel does.
 ///
 /// ```
-/// use rds_client::{Event, Node, Outcome, TrySendError};
+/// use rds_client::{Completion, Event, Node, TrySendError};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let a = Node::builder("127.71.3.1".parse()?).listen_port(26385).dial_port(26385).open()?;
@@ -213,14 +224,18 @@ impl Node {
 /// let (alice, bob) = (a.bind(0)?, b.bind(0)?);
 /// alice.connect(bob.local_addr())?;
 /// alice.send(b"to the connected destination")?;
-/// // Owned payloads are not copied, and a token tells how a message ended.
-/// let token = alice.send_tracked("large, perhaps".into(), bob.local_addr()).map_err(|(error, _)| error)?;
+/// // Owned payloads are not copied, and completions tell how a message ended, and when its memory is free.
+/// let cookie = alice.send_owned("large, perhaps", bob.local_addr()).map_err(|(error, _)| error)?;
 ///
-/// let Event::Message(first) = bob.recv()? else { panic!("nothing else can come") };
+/// let Event::Message(first) = bob.recv_lease()? else { panic!("nothing else can come") };
 /// assert_eq!(&first.payload[..], b"to the connected destination");
 ///
-/// let Event::SendDone { token: done, outcome } = alice.recv()? else { panic!("nothing else can come") };
-/// assert!(done == token && matches!(outcome, Outcome::Delivered(_)));
+/// let mut ends = Vec::new();
+/// while ends.len() < 2 {
+///     alice.wait_completions(&mut ends, None);
+/// }
+/// assert!(ends.iter().all(|end| end.cookie() == cookie));
+/// assert!(ends.iter().any(|end| matches!(end, Completion::Delivered { .. })));
 ///
 /// // A send that would block says why.
 /// bob.set_recv_buffer(1);
@@ -300,15 +315,33 @@ impl Socket {
         self.0.try_send_vectored_to(pieces, destination)
     }
 
-    /// Queues a message, without copying it if it is longer than 512 bytes; blocks as [`Socket::send_to`].
+    /// Queues a message that is sent from where it lies; blocks as [`Socket::send_to`]. Payloads up to 512 bytes are copied all the same.
     ///
-    /// The payload is dropped when the message has ended, by whichever thread does the node's work at that moment. Its drop may call the
-    /// node, but nothing that blocks.
+    /// The payload belongs to the node from here on: it cannot be changed. [`Socket::completions`] tells when its memory is free
+    /// ([`Completion::Released`]) and how the message ended. It is dropped when nobody reads it any more, by whichever thread does the
+    /// node's work at that moment; its drop may call the node, but nothing that blocks.
     ///
     /// # Errors
     /// The error, and the payload back.
-    pub fn send_owned(&self, payload: Bytes, destination: SocketAddr) -> Result<(), (SendError, Bytes)> {
+    pub fn send_owned(
+        &self,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<Cookie, (SendError, Owned)> {
         self.0.send_owned(payload, destination)
+    }
+
+    /// As [`Socket::send_owned`], under a cookie of the caller's. Cookies that the node chooses count up from 1.
+    ///
+    /// # Errors
+    /// The error, and the payload back.
+    pub fn send_owned_as(
+        &self,
+        cookie: Cookie,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<(), (SendError, Owned)> {
+        self.0.send_owned_as(cookie, payload, destination)
     }
 
     /// As [`Socket::send_owned`], without blocking.
@@ -317,33 +350,69 @@ impl Socket {
     /// The error, and the payload back.
     pub fn try_send_owned(
         &self,
-        payload: Bytes,
+        payload: impl Into<Owned>,
         destination: SocketAddr,
-    ) -> Result<(), (TrySendError, Bytes)> {
+    ) -> Result<Cookie, (TrySendError, Owned)> {
         self.0.try_send_owned(payload, destination)
     }
 
-    /// As [`Socket::send_owned`]; [`Received::SendDone`] with the returned token will tell how the message ended.
+    /// As [`Socket::send_owned_as`], without blocking.
     ///
     /// # Errors
     /// The error, and the payload back.
-    pub fn send_tracked(&self, payload: Bytes, destination: SocketAddr) -> Result<Token, (SendError, Bytes)> {
-        self.0.send_tracked(payload, destination)
-    }
-
-    /// As [`Socket::send_tracked`], without blocking.
-    ///
-    /// # Errors
-    /// The error, and the payload back.
-    pub fn try_send_tracked(
+    pub fn try_send_owned_as(
         &self,
-        payload: Bytes,
+        cookie: Cookie,
+        payload: impl Into<Owned>,
         destination: SocketAddr,
-    ) -> Result<Token, (TrySendError, Bytes)> {
-        self.0.try_send_tracked(payload, destination)
+    ) -> Result<(), (TrySendError, Owned)> {
+        self.0.try_send_owned_as(cookie, payload, destination)
     }
 
-    /// Receives into `buffer`, blocking up to the receive timeout. Order: ended sends, cleared congestion, messages. A message
+    /// As [`Socket::send_owned`], without completions: nothing tells how it ended.
+    ///
+    /// # Errors
+    /// The error, and the payload back.
+    pub fn send_detached(
+        &self,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<(), (SendError, Owned)> {
+        self.0.send_detached(payload, destination)
+    }
+
+    /// As [`Socket::send_detached`], without blocking.
+    ///
+    /// # Errors
+    /// The error, and the payload back.
+    pub fn try_send_detached(
+        &self,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<(), (TrySendError, Owned)> {
+        self.0.try_send_detached(payload, destination)
+    }
+
+    /// Appends all completions that are there to `out`, oldest first, and returns how many. Does not block.
+    pub fn completions(&self, out: &mut Vec<Completion>) -> usize {
+        self.0.completions(out)
+    }
+
+    /// As [`Socket::completions`], blocking until there is one, the timeout has passed (`None`: never), or the node is shut down; 0 in
+    /// the latter two cases.
+    pub fn wait_completions(&self, out: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
+        self.0.wait_completions(out, timeout)
+    }
+
+    /// A descriptor that polls readable while there are completions. Level triggered; never read it.
+    ///
+    /// # Errors
+    /// No descriptor can be made.
+    pub fn completion_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        self.0.completion_fd()
+    }
+
+    /// Receives into `buffer`, blocking up to the receive timeout. Cleared congestion comes before messages. A message
     /// that is longer than the buffer is cut and the rest of it is gone; `full_len` tells.
     ///
     /// # Errors
@@ -360,20 +429,21 @@ impl Socket {
         self.0.try_recv_from(buffer)
     }
 
-    /// Receives without copying large messages; blocks up to the receive timeout.
+    /// Receives a message in the memory into which it was received: without a copy, if it is larger than 16 KiB. Blocks up to the
+    /// receive timeout.
     ///
     /// # Errors
     /// [`RecvError`].
-    pub fn recv(&self) -> Result<Event, RecvError> {
-        self.0.recv()
+    pub fn recv_lease(&self) -> Result<Event, RecvError> {
+        self.0.recv_lease()
     }
 
-    /// As [`Socket::recv`], without blocking.
+    /// As [`Socket::recv_lease`], without blocking.
     ///
     /// # Errors
     /// [`RecvError`].
-    pub fn try_recv(&self) -> Result<Event, RecvError> {
-        self.0.try_recv()
+    pub fn try_recv_lease(&self) -> Result<Event, RecvError> {
+        self.0.try_recv_lease()
     }
 
     /// Copies the oldest message and leaves it queued (kernel: MSG_PEEK). Does not block.

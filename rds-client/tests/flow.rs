@@ -6,13 +6,11 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use common::{LONG, builder, message, net, pair, pattern};
+use common::{LONG, builder, completions, message, net, pair, pattern};
 use rds_client::{
-    BindError, Blocked, Bytes, Counter, Event, Outcome, Readiness, RecvError, SendError, Socket, TrySendError,
+    BindError, Blocked, Bytes, Completion, Counter, Event, Readiness, RecvError, SendError, Socket,
+    TrySendError,
 };
-
-const READABLE: Readiness = Readiness { readable: true, writable: false };
-const WRITABLE: Readiness = Readiness { readable: false, writable: true };
 
 /// Sends until the destination is congested. Returns how many messages were taken.
 fn congest(from: &Socket, to: &Socket) -> usize {
@@ -22,7 +20,7 @@ fn congest(from: &Socket, to: &Socket) -> usize {
         match from.try_send_to(&pattern(count as u64, 400), to.local_addr()) {
             Ok(()) => count += 1,
             Err(TrySendError::Congested) => return count,
-            Err(TrySendError::Full) => assert!(from.wait(WRITABLE, Some(LONG)).writable),
+            Err(TrySendError::Full) => assert!(from.wait(Readiness::WRITABLE, Some(LONG)).writable),
             Err(other) => panic!("{other}"),
         }
     }
@@ -62,7 +60,7 @@ fn the_send_timeout_holds_while_the_port_is_congested() {
     assert_eq!(p.alice.send_to(b"x", p.bob.local_addr()), Err(SendError::TimedOut(Blocked::Congested)));
     let payload = Bytes::from_static(b"mine");
     let (error, back) = p.alice.send_owned(payload.clone(), p.bob.local_addr()).unwrap_err();
-    assert_eq!((error, back), (SendError::TimedOut(Blocked::Congested), payload));
+    assert_eq!((error, &back[..]), (SendError::TimedOut(Blocked::Congested), &payload[..]));
     assert!(!p.alice.wait_uncongested(p.bob.local_addr(), Some(Duration::from_millis(5))));
     let counters = p.a.snapshot().counters;
     assert!(counters.get(Counter::CongSendBlocked) >= 2);
@@ -74,12 +72,12 @@ fn the_monitor_tells_once_when_a_refused_port_is_free() {
     let p = pair();
     p.alice.set_congestion_monitor(true);
     let count = congest(&p.alice, &p.bob);
-    assert_eq!(p.alice.try_recv(), Err(RecvError::Empty), "still congested");
+    assert_eq!(p.alice.try_recv_lease(), Err(RecvError::Empty), "still congested");
     for _ in 0..count {
         message(&p.bob);
     }
-    assert_eq!(p.alice.recv().unwrap(), Event::CongestionCleared(1 << (2000 % 64)));
-    assert_eq!(p.alice.try_recv(), Err(RecvError::Empty));
+    assert_eq!(p.alice.recv_lease().unwrap(), Event::CongestionCleared(1 << (2000 % 64)));
+    assert_eq!(p.alice.try_recv_lease(), Err(RecvError::Empty));
 }
 
 #[test]
@@ -90,7 +88,7 @@ fn without_the_monitor_nothing_is_told() {
         message(&p.bob);
     }
     assert!(p.alice.wait_uncongested(p.bob.local_addr(), Some(LONG)));
-    assert_eq!(p.alice.try_recv(), Err(RecvError::Empty));
+    assert_eq!(p.alice.try_recv_lease(), Err(RecvError::Empty));
 }
 
 #[test]
@@ -119,11 +117,11 @@ fn a_full_send_buffer_refuses_and_its_timeout_holds() {
     alice.try_send_to(&[1; 600], nobody).unwrap();
     alice.try_send_to(&[2; 600], nobody).expect("room is what was free before the message");
     assert_eq!(alice.try_send_to(&[3; 1], nobody), Err(TrySendError::Full));
-    assert!(!alice.wait(WRITABLE, Some(Duration::from_millis(2))).writable);
+    assert!(!alice.wait(Readiness::WRITABLE, Some(Duration::from_millis(2))).writable);
     alice.set_send_timeout(Some(Duration::from_millis(5)));
     assert_eq!(alice.send_to(&[3; 1], nobody), Err(SendError::TimedOut(Blocked::Full)));
     assert_eq!(alice.cancel_sent_to(nobody), 2);
-    assert!(alice.wait(WRITABLE, None).writable);
+    assert!(alice.wait(Readiness::WRITABLE, None).writable);
     alice.try_send_to(&[3; 1], nobody).unwrap();
     assert_eq!(alice.cancel_all(), 1);
 }
@@ -169,11 +167,11 @@ fn receive_timeouts_hold() {
     let p = pair();
     p.bob.set_recv_timeout(Some(Duration::from_millis(3)));
     assert_eq!(p.bob.recv_from(&mut [0; 8]), Err(RecvError::TimedOut));
-    assert_eq!(p.bob.recv(), Err(RecvError::TimedOut));
+    assert_eq!(p.bob.recv_lease(), Err(RecvError::TimedOut));
     p.bob.set_recv_timeout(Some(Duration::ZERO));
-    assert_eq!(p.bob.recv(), Err(RecvError::TimedOut));
-    assert_eq!(p.bob.try_recv(), Err(RecvError::Empty));
-    assert_eq!(p.bob.wait(READABLE, Some(Duration::from_millis(3))), Readiness::default());
+    assert_eq!(p.bob.recv_lease(), Err(RecvError::TimedOut));
+    assert_eq!(p.bob.try_recv_lease(), Err(RecvError::Empty));
+    assert_eq!(p.bob.wait(Readiness::READABLE, Some(Duration::from_millis(3))), Readiness::default());
 }
 
 #[test]
@@ -181,10 +179,11 @@ fn cancelled_messages_end_as_cancelled_and_the_rest_arrives() {
     let p = pair();
     let net = net();
     let nobody = SocketAddr::new(net(9), 9);
-    let token = p.alice.send_tracked(Bytes::from_static(b"gone"), nobody).unwrap();
+    let cookie = p.alice.send_owned("gone", nobody).unwrap();
     p.alice.send_to(b"stays", p.bob.local_addr()).unwrap();
     assert_eq!(p.alice.cancel_sent_to(nobody), 1);
-    assert_eq!(p.alice.recv().unwrap(), Event::SendDone { token, outcome: Outcome::Cancelled });
+    let ends = completions(&p.alice, 2);
+    assert!(ends.contains(&Completion::Cancelled { cookie }), "{ends:?}");
     assert_eq!(message(&p.bob).0, b"stays");
     assert_eq!(p.alice.cancel_sent_to(nobody), 0);
 }
@@ -214,7 +213,7 @@ fn a_closed_port_can_be_bound_again_and_old_messages_are_not_for_the_new_socket(
     p.bob.close();
     let bob = p.b.bind(port).unwrap();
     bob.set_recv_timeout(Some(LONG));
-    assert_eq!(bob.try_recv(), Err(RecvError::Empty));
+    assert_eq!(bob.try_recv_lease(), Err(RecvError::Empty));
     p.alice.send_to(b"new", bob.local_addr()).unwrap();
     assert_eq!(message(&bob).0, b"new");
 }
@@ -260,7 +259,7 @@ fn a_slow_reader_of_large_messages_gets_them_all() {
     let bob = p.bob.local_addr();
     let sender = thread::spawn(move || {
         for i in 0..40 {
-            p.alice.send_owned(pattern(i, 1 << 20).into(), bob).unwrap();
+            p.alice.send_detached(pattern(i, 1 << 20), bob).unwrap();
         }
         p.alice
     });

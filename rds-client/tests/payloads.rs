@@ -44,17 +44,17 @@ fn the_drop_of_a_payload_may_call_the_node() {
         Bytes::from_owner(Recalls { bytes: vec![5; len], node, socket, dropped })
     };
     // Sent and acknowledged, sent to this very node, cancelled, and refused.
-    alice.send_owned(payload(100_000), bob).unwrap();
-    alice.send_owned(payload(1000), bob).unwrap();
+    alice.send_detached(payload(100_000), bob).unwrap();
+    alice.send_detached(payload(1000), bob).unwrap();
     assert_eq!(message(&p.bob).0.len(), 100_000);
     assert_eq!(message(&p.bob).0.len(), 1000);
     assert!(alice.flush(LONG));
     let own = alice.local_addr();
-    alice.send_owned(payload(10), own).unwrap();
+    alice.send_detached(payload(10), own).unwrap();
     let nowhere = "127.255.1.2:9".parse().unwrap();
-    alice.send_owned(payload(100_000), nowhere).unwrap();
+    alice.send_detached(payload(100_000), nowhere).unwrap();
     assert_eq!(alice.cancel_sent_to(nowhere), 1);
-    drop(alice.send_owned(payload(2 << 20), bob).unwrap_err());
+    drop(alice.send_detached(payload(2 << 20), bob).unwrap_err());
     // Each left a message of its own behind.
     let mut seen = 0;
     while seen < 5 {
@@ -84,7 +84,7 @@ fn a_payload_whose_drop_panics_harms_nothing_else() {
     let p = pair();
     let bob = p.bob.local_addr();
     for i in 0..10_u8 {
-        p.alice.send_owned(Bytes::from_owner(Panics), bob).unwrap();
+        p.alice.send_detached(Bytes::from_owner(Panics), bob).unwrap();
         p.alice.send_to(&[i], bob).unwrap();
     }
     for i in 0..10_u8 {
@@ -112,7 +112,7 @@ fn a_node_whose_last_handle_a_payload_holds_delivers_what_is_queued() {
     alice.set_send_buffer(16 << 20);
     let bob_at = SocketAddr::new(net(2), 2000);
     let payload = Bytes::from_owner(Keeps((a.clone(), Arc::clone(&alice))));
-    alice.send_owned(payload, bob_at).unwrap();
+    alice.send_detached(payload, bob_at).unwrap();
     // More than is on its way when the first is acknowledged.
     for _ in 0..99 {
         alice.send_to(&[4; 100_000], bob_at).unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{LONG, PORT, builder, message, net, pair};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rds_client::{Bytes, Readiness, RecvError, TrySendError};
+use rds_client::{Readiness, RecvError, TrySendError};
 use socket2::SockRef;
 
 /// Whether the descriptor is readable now.
@@ -38,7 +38,7 @@ fn the_readable_descriptor_is_set_exactly_while_something_can_be_received() {
         assert!(is_set(fd), "level triggered");
         assert_eq!(message(&p.bob).0, b"two");
         assert!(!is_set(fd));
-        assert_eq!(p.bob.try_recv(), Err(RecvError::Empty));
+        assert_eq!(p.bob.try_recv_lease(), Err(RecvError::Empty));
     }
 }
 
@@ -46,7 +46,7 @@ fn the_readable_descriptor_is_set_exactly_while_something_can_be_received() {
 fn a_descriptor_made_late_knows_what_is_there() {
     let p = pair();
     p.alice.send_to(b"early", p.bob.local_addr()).unwrap();
-    assert!(p.bob.wait(Readiness { readable: true, writable: false }, Some(LONG)).readable);
+    assert!(p.bob.wait(Readiness::READABLE, Some(LONG)).readable);
     assert!(is_set(p.bob.readable_fd().unwrap()));
     assert_eq!(p.bob.next_len(), Some(5));
     assert!(is_set(p.bob.readable_fd().unwrap()), "asking does not take");
@@ -55,13 +55,22 @@ fn a_descriptor_made_late_knows_what_is_there() {
 }
 
 #[test]
-fn an_ended_send_makes_the_socket_readable() {
+fn the_completion_descriptor_is_set_while_there_are_completions() {
     let p = pair();
-    let fd = p.alice.readable_fd().unwrap();
-    p.alice.send_tracked(Bytes::from_static(b"x"), p.bob.local_addr()).unwrap();
-    wait_set(fd);
-    p.alice.recv().unwrap();
+    let fd = p.alice.completion_fd().unwrap();
     assert!(!is_set(fd));
+    for _ in 0..10 {
+        p.alice.send_owned("x", p.bob.local_addr()).unwrap();
+        let mut ends = Vec::new();
+        while ends.len() < 2 {
+            wait_set(fd);
+            assert!(p.alice.completions(&mut ends) > 0);
+        }
+        assert!(!is_set(fd));
+    }
+    p.alice.send_owned("x", p.bob.local_addr()).unwrap();
+    let completions = Readiness::COMPLETIONS;
+    assert_eq!(p.alice.wait(completions, None), completions);
 }
 
 #[test]
@@ -123,10 +132,10 @@ fn a_program_that_only_polls_descriptors_gets_and_sends_everything() {
 #[test]
 fn a_wait_for_both_sides_ends_with_the_first() {
     let p = pair();
-    let both = Readiness { readable: true, writable: true };
-    assert_eq!(p.bob.wait(both, None), Readiness { readable: false, writable: true });
+    let both = Readiness { readable: true, ..Readiness::WRITABLE };
+    assert_eq!(p.bob.wait(both, None), Readiness::WRITABLE);
     p.alice.send_to(b"x", p.bob.local_addr()).unwrap();
-    let read = Readiness { readable: true, writable: false };
+    let read = Readiness::READABLE;
     assert_eq!(p.bob.wait(read, None), read);
     assert_eq!(p.bob.wait(both, None), both);
     assert_eq!(p.bob.wait(Readiness::default(), None), Readiness::default());

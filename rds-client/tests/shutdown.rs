@@ -61,8 +61,8 @@ fn a_shutdown_refuses_sends_and_sockets_and_ends_every_wait() {
     p.alice.set_recv_timeout(None);
     let to = p.bob.local_addr();
     thread::scope(|scope| {
-        let receivers: Vec<_> = (0..3).map(|_| scope.spawn(|| p.alice.recv())).collect();
-        let waiter = scope.spawn(|| p.alice.wait(Readiness { readable: true, writable: false }, None));
+        let receivers: Vec<_> = (0..3).map(|_| scope.spawn(|| p.alice.recv_lease())).collect();
+        let waiter = scope.spawn(|| p.alice.wait(Readiness::READABLE, None));
         p.a.shutdown(LONG);
         for receiver in receivers {
             assert_eq!(receiver.join().unwrap(), Err(RecvError::Shutdown));
@@ -72,7 +72,7 @@ fn a_shutdown_refuses_sends_and_sockets_and_ends_every_wait() {
     let refused = Err(SendError::Refused(rds_core::proto::SendError::ShuttingDown));
     assert_eq!(p.alice.send_to(b"x", to), refused);
     assert!(matches!(p.a.bind(0), Err(BindError::ShuttingDown)));
-    assert_eq!(p.alice.recv(), Err(RecvError::Shutdown));
+    assert_eq!(p.alice.recv_lease(), Err(RecvError::Shutdown));
     assert_eq!(p.alice.peek_from(&mut []), Err(RecvError::Shutdown));
 }
 
@@ -80,11 +80,11 @@ fn a_shutdown_refuses_sends_and_sockets_and_ends_every_wait() {
 fn what_was_received_can_be_taken_after_a_shutdown() {
     let p = pair();
     p.alice.send_to(b"kept", p.bob.local_addr()).unwrap();
-    assert!(p.bob.wait(Readiness { readable: true, writable: false }, Some(LONG)).readable);
+    assert!(p.bob.wait(Readiness::READABLE, Some(LONG)).readable);
     p.b.shutdown(LONG);
-    let Event::Message(m) = p.bob.recv().unwrap() else { panic!("a message was expected") };
+    let Event::Message(m) = p.bob.recv_lease().unwrap() else { panic!("a message was expected") };
     assert_eq!(&m.payload[..], b"kept");
-    assert_eq!(p.bob.recv(), Err(RecvError::Shutdown));
+    assert_eq!(p.bob.recv_lease(), Err(RecvError::Shutdown));
 }
 
 #[test]

@@ -226,7 +226,7 @@ fn a_connection_that_comes_while_programs_send_carries_their_messages() {
             let alice = a.bind(5).unwrap();
             alice.set_recv_timeout(Some(LONG));
             alice.set_recv_buffer(1 << 30);
-            let first = alice.recv();
+            let first = alice.recv_lease();
             arrived.store(1, Relaxed);
             first.unwrap();
             assert!(threads.into_iter().all(|t| t.join().unwrap()));

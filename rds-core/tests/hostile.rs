@@ -92,7 +92,7 @@ impl Bench {
                 if n == 0 {
                     continue;
                 }
-                let bytes: Vec<u8> = out.iter().flatten().copied().collect();
+                let bytes: Vec<u8> = out.iter().flat_map(|piece| piece.iter().copied()).collect();
                 self.node.end_transmit(self.now, conn, n, false);
                 let (decoder, heard) = self.heard.entry(conn).or_default();
                 let mut rest = &bytes[..];
@@ -478,7 +478,7 @@ fn a_programs_small_payload_is_dropped_by_the_driver() {
     let mut b = Bench::new(|_| {});
     let (socket, _) = b.node.bind(4000).unwrap();
     let dropped = Arc::new(AtomicBool::new(false));
-    let payload = Payload::Owned(Bytes::from_owner(Owner(Arc::clone(&dropped), *b"tiny")));
+    let payload = Payload::Owned(Bytes::from_owner(Owner(Arc::clone(&dropped), *b"tiny")).into());
     let to = SocketAddr::new(SMALLER.parse().unwrap(), 4001);
     b.node.send(socket, to, payload, None, &mut b.inbox).unwrap();
     assert!(!dropped.load(Ordering::Relaxed), "not within the node");
@@ -495,7 +495,7 @@ fn what_was_cancelled_is_not_kept_for_a_peer_that_will_never_see_it() {
     let conn = b.own(9000, Own::new(5));
     b.feed(conn, &window(1 << 30, 0));
     let dropped = Arc::new(AtomicBool::new(false));
-    let payload = Payload::Owned(Bytes::from_owner(Owner(Arc::clone(&dropped), *b"tiny")));
+    let payload = Payload::Owned(Bytes::from_owner(Owner(Arc::clone(&dropped), *b"tiny")).into());
     let to = SocketAddr::new(SMALLER.parse().unwrap(), 4001);
     b.node.send(socket, to, payload, None, &mut b.inbox).unwrap();
     b.pump();

@@ -149,7 +149,7 @@ impl Pair {
                 busy = true;
                 let mut out = Vec::new();
                 let n = self.sides[side].node.begin_transmit(conn, 1 << 16, &mut out);
-                let bytes: Vec<u8> = out.iter().flatten().copied().collect();
+                let bytes: Vec<u8> = out.iter().flat_map(|piece| piece.iter().copied()).collect();
                 assert_eq!(n, bytes.len());
                 self.written[side].extend(&bytes);
                 let wire = self.wires.iter_mut().find(|w| w.ids[side] == Some(conn)).unwrap();
@@ -315,7 +315,9 @@ fn a_tracked_message_of_a_dead_incarnation_ends_unknown() {
     p.pass(Duration::from_secs(1));
     let to = SocketAddr::new(Pair::address(1), 4001);
     let s = &mut p.sides[0];
-    s.node.send(a, to, Payload::Owned(Bytes::from_static(b"lost")), Some(Token(7)), &mut s.inbox).unwrap();
+    s.node
+        .send(a, to, Payload::Owned(Bytes::from_static(b"lost").into()), Some(Token(7)), &mut s.inbox)
+        .unwrap();
     // It goes out, and the peer dies before it reads.
     let conn = s.node.poll_transmit().unwrap();
     let mut out = Vec::new();

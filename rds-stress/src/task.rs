@@ -133,7 +133,8 @@ impl<'a> Worker<'a> {
     fn run(&mut self, gate: &Gate, published: &Published) -> Result<(), TaskFailure> {
         let mut left = Left::Room;
         loop {
-            let interest = Readiness { readable: true, writable: matches!(left, Left::Room) };
+            let interest =
+                Readiness { readable: true, writable: matches!(left, Left::Room), completions: false };
             let timeout = if matches!(left, Left::Retry) { RETRY } else { WAIT };
             let ready = self.socket.wait(interest, Some(timeout));
             let phase = gate.phase();

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::Duration;
 
-use rds_client::{Node, NodeBuilder, Received, Socket};
+use rds_client::{Completion, Node, NodeBuilder, Received, Socket};
 
 /// TCP port of every node in these tests.
 pub(crate) const PORT: u16 = 26385;
@@ -84,4 +84,13 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     }
     out.truncate(len);
     out
+}
+
+/// Waits for `n` completions.
+pub(crate) fn completions(socket: &Socket, n: usize) -> Vec<Completion> {
+    let mut found = Vec::new();
+    while found.len() < n {
+        assert!(socket.wait_completions(&mut found, Some(LONG)) > 0, "only {found:?}");
+    }
+    found
 }

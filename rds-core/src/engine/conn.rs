@@ -1,17 +1,15 @@
 //! The reading end of a connection; only the holder of the poll right touches it.
 
-use std::io::{self, Read};
+use std::io::{self, IoSliceMut, Read};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-
-use bytes::BytesMut;
 
 use super::core::Core;
 use super::link::Link;
 use super::mailbox::Wakes;
 use super::shared::Shared;
+use crate::buffer::Filling;
 use crate::proto::{ConnId, Time};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,8 +52,8 @@ pub(crate) struct Conn {
     pub(crate) draining: bool,
     /// Read and not consumed.
     pending: Vec<u8>,
-    /// The buffer of the message within which the stream stands, and how many bytes it misses.
-    target: Option<(BytesMut, usize)>,
+    /// The message within which the stream stands.
+    target: Option<Filling>,
 }
 
 impl Conn {
@@ -101,7 +99,7 @@ impl Conn {
             return Progress::Empty;
         }
         shared.stats.reads.fetch_add(1, Relaxed);
-        let (appended, n, room) = match self.read(buffer) {
+        let (appended, n, room) = match self.read(shared, buffer) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.readable = false;
@@ -118,9 +116,9 @@ impl Conn {
             self.readable = false;
         }
         let complete = match &mut self.target {
-            Some((_, missing)) => {
-                *missing -= appended;
-                *missing == 0 || n > 0
+            Some(target) => {
+                target.advance(appended);
+                target.missing() == 0 || n > 0
             }
             None => true,
         };
@@ -137,19 +135,19 @@ impl Conn {
     }
 
     /// Reads into the target's buffer first, then into `buffer`. Returns the bytes in each, and the room there was.
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<(usize, usize, usize)> {
-        let stream = &self.link.stream;
-        let Some((target, missing)) = &mut self.target else {
-            let n = (&*stream).read(buffer)?;
+    fn read(&mut self, shared: &Shared, buffer: &mut [u8]) -> io::Result<(usize, usize, usize)> {
+        let mut stream = &self.link.stream;
+        let Some(target) = &mut self.target else {
+            let n = stream.read(buffer)?;
             return Ok((0, n, buffer.len()));
         };
-        if target.capacity() == target.len() {
-            target.reserve(*missing);
+        if !target.has_memory() {
+            target.place(shared.pool.memory(target.capacity()));
         }
-        let space = (target.capacity() - target.len()).min(*missing);
-        let rest = if space == *missing { buffer } else { &mut [] };
-        let (appended, n) = crate::sys::read_into(stream.as_fd(), target, *missing, rest)?;
-        Ok((appended, n, space + rest.len()))
+        let (missing, room) = (target.missing(), target.missing() + buffer.len());
+        let n = stream.read_vectored(&mut [IoSliceMut::new(target.unfilled()), IoSliceMut::new(buffer)])?;
+        let appended = n.min(missing);
+        Ok((appended, n - appended, room))
     }
 
     /// Hands the node what was read, and keeps what it does not take.
@@ -158,7 +156,7 @@ impl Conn {
         let now = shared.now();
         let mut more = true;
         let (node, mut inbox) = core.with_inbox();
-        if let Some((target, _)) = self.target.take() {
+        if let Some(target) = self.target.take() {
             more = node.return_target(now, self.id, target, &mut inbox).more;
         }
         let mut used = 0;
@@ -181,7 +179,7 @@ impl Conn {
 
     /// Gives the node what it lent, at the end of the connection.
     pub(crate) fn return_target(mut self, core: &mut Core, now: Time) {
-        if let Some((target, _)) = self.target.take() {
+        if let Some(target) = self.target.take() {
             let (node, mut inbox) = core.with_inbox();
             let _ = node.return_target(now, self.id, target, &mut inbox);
         }

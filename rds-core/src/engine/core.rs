@@ -5,12 +5,11 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, MutexGuard};
 
-use bytes::BytesMut;
-
+use super::completion::Completion;
 use super::link::{Batch, Link};
 use super::mailbox::{Back, Mailbox, Wakes};
 use super::parker::Parker;
-use super::pool::Pool;
+use crate::buffer::{Memory, Pool};
 use crate::proto::{Action, Body, ConnId, Inbox, Node, SocketId, Time};
 
 /// What a shutdown waits for.
@@ -56,7 +55,7 @@ impl Core {
             links: Vec::new(),
             io: VecDeque::new(),
             retry: Vec::new(),
-            pool: Arc::default(),
+            pool: Pool::new(),
             copied_in: 0,
             pressed: Arc::default(),
             wakes: Wakes::default(),
@@ -168,8 +167,7 @@ impl Core {
                 }
                 Action::Completed { socket, token, outcome } => {
                     self.for_socket(socket, |mailbox, back, wakes| {
-                        back.done.push_back((token, outcome));
-                        mailbox.notice(back, wakes);
+                        wakes.parkers.extend(mailbox.completed(back, Completion::ended(token, outcome)));
                     })
                 }
                 Action::Congestion { socket, congested } => {
@@ -255,8 +253,8 @@ impl Delivery<'_> {
 }
 
 impl Inbox for Delivery<'_> {
-    fn buffer(&mut self, len: usize) -> BytesMut {
-        self.pool.take(len)
+    fn memory(&mut self, len: usize) -> Memory {
+        self.pool.memory(len)
     }
 
     fn deliver(&mut self, socket: SocketId, from: SocketAddr, body: Body<'_>) {

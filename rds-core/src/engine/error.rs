@@ -18,6 +18,9 @@ pub enum SendError {
     /// The send timeout passed (kernel: ETIMEDOUT).
     #[error("the send timeout passed while the {0}")]
     TimedOut(Blocked),
+    /// The program has left 2^20 completions untaken, those to come of messages under way included.
+    #[error("too many completions are untaken: take them (Socket::completions)")]
+    CompletionsUntaken,
 }
 
 /// What a send waited for.
@@ -93,6 +96,7 @@ impl From<SendError> for io::Error {
             SendError::Refused(E::Full) => libc::EAGAIN,
             SendError::NotConnected => libc::ENOTCONN,
             SendError::TimedOut(_) => libc::ETIMEDOUT,
+            SendError::CompletionsUntaken => libc::ENOMEM,
         };
         Self::from_raw_os_error(code)
     }

@@ -3,9 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 
-use bytes::BytesMut;
-
-use crate::proto::{Outcome, Token};
+use super::Lease;
 
 /// What a receive call returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,22 +21,15 @@ pub enum Received {
     /// Congestion cleared (only with [`Socket::set_congestion_monitor`](super::Socket::set_congestion_monitor)): bit
     /// `port % 64` of each destination that is free again.
     CongestionCleared(u64),
-    /// A message sent with a token has ended.
-    SendDone {
-        /// The token that `send_tracked` returned.
-        token: Token,
-        /// How it ended.
-        outcome: Outcome,
-    },
 }
 
-/// A received message that owns its bytes.
-#[derive(Clone, PartialEq, Eq)]
+/// A received message.
+#[derive(PartialEq, Eq)]
 pub struct Message {
     /// Who sent it.
     pub from: SocketAddr,
     /// Its payload.
-    pub payload: BytesMut,
+    pub payload: Lease,
 }
 
 impl fmt::Debug for Message {
@@ -47,21 +38,14 @@ impl fmt::Debug for Message {
     }
 }
 
-/// What an owned receive returned.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What a receive of leases returned.
+#[derive(Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// A message.
     Message(Message),
     /// As [`Received::CongestionCleared`].
     CongestionCleared(u64),
-    /// As [`Received::SendDone`].
-    SendDone {
-        /// The token that `send_tracked` returned.
-        token: Token,
-        /// How it ended.
-        outcome: Outcome,
-    },
 }
 
 /// What [`Socket::wait`](super::Socket::wait) waits for, and found.
@@ -71,6 +55,17 @@ pub struct Readiness {
     pub readable: bool,
     /// The send buffer has room. The destination may be congested all the same.
     pub writable: bool,
+    /// [`Socket::completions`](super::Socket::completions) would return something.
+    pub completions: bool,
+}
+
+impl Readiness {
+    /// Something can be received.
+    pub const READABLE: Self = Self { readable: true, writable: false, completions: false };
+    /// Something can be sent.
+    pub const WRITABLE: Self = Self { readable: false, writable: true, completions: false };
+    /// There are completions.
+    pub const COMPLETIONS: Self = Self { readable: false, writable: false, completions: true };
 }
 
 /// What [`Engine::shutdown`](super::Engine::shutdown) found.

@@ -13,6 +13,7 @@ use super::reactor::Reactor;
 use super::right::PollRight;
 use super::shared::{Shared, Stats};
 use super::{OpenError, Options, ShutdownReport, Socket, tcp};
+use crate::buffer::PoolBuffer;
 use crate::info::{Counter, Snapshot};
 use crate::proto::{BindError, Node};
 
@@ -78,6 +79,17 @@ impl Engine {
 
     pub(super) fn shared(&self) -> &Shared {
         &self.0.shared
+    }
+
+    pub(super) fn shared_arc(&self) -> &Arc<Shared> {
+        &self.0.shared
+    }
+
+    /// A page-aligned buffer of `len` bytes, from the node's pool, to be filled and sent ([`Socket::send_owned`]) without an allocation.
+    /// Its contents are unspecified. Does not block.
+    #[must_use]
+    pub fn buffer(&self, len: usize) -> PoolBuffer {
+        self.shared().pool.take(len)
     }
 
     /// The node's address.

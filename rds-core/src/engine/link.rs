@@ -4,8 +4,9 @@ use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
-use bytes::Bytes;
 use socket2::SockRef;
+
+use crate::buffer::Chunk;
 
 /// Most slices a call takes (IOV_MAX).
 const IOV_MAX: usize = 1024;
@@ -55,7 +56,7 @@ impl Link {
         for chunk in batch.slices.chunks(IOV_MAX) {
             let mut parts: Vec<IoSlice<'_>> = std::mem::take(&mut batch.parts);
             parts.extend(chunk.iter().map(|b| IoSlice::new(b)));
-            let wanted: usize = chunk.iter().map(Bytes::len).sum();
+            let wanted: usize = chunk.iter().map(Chunk::len).sum();
             let result = loop {
                 match socket.send_vectored_with_flags(&parts, libc::MSG_NOSIGNAL) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -104,7 +105,7 @@ pub(crate) enum Stop {
 /// Slices to be written, with the memory for the call; used again and again.
 #[derive(Default)]
 pub(crate) struct Batch {
-    pub(crate) slices: Vec<Bytes>,
+    pub(crate) slices: Vec<Chunk>,
     parts: Vec<IoSlice<'static>>,
 }
 
@@ -134,7 +135,7 @@ mod tests {
         let (link, mut peer) = pair();
         let mut batch = Batch::default();
         let expected: Vec<u8> = (0..3 * IOV_MAX).map(|i| u8::try_from(i % 251).unwrap()).collect();
-        batch.slices = expected.iter().map(|b| Bytes::copy_from_slice(&[*b])).collect();
+        batch.slices = expected.iter().map(|b| Chunk::from(vec![*b])).collect();
         let wrote = link.write(&mut batch);
         assert_eq!((wrote.bytes, wrote.stop), (expected.len(), None));
         let mut got = vec![0; expected.len()];
@@ -153,7 +154,7 @@ mod tests {
     #[test]
     fn a_full_socket_and_a_broken_one_are_told_apart() {
         let (link, peer) = pair();
-        let mut batch = Batch { slices: vec![Bytes::from(vec![0; 64 << 20])], ..Batch::default() };
+        let mut batch = Batch { slices: vec![Chunk::from(vec![0; 64 << 20])], ..Batch::default() };
         assert_eq!(link.write(&mut batch).stop, Some(Stop::Full));
         link.stream.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(link.write(&mut batch).stop, Some(Stop::Failed));

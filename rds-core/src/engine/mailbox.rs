@@ -11,12 +11,14 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::completion::{self, Completion, Cookie};
 use super::parker::Parker;
 use super::queue::Queue;
-use crate::proto::{Outcome, SocketId, Token};
+use crate::buffer::{Chunk, OnRelease};
+use crate::proto::SocketId;
 
 /// What a queued message costs the node beside its payload; as the receive budget counts it.
 const OVERHEAD: u64 = 48;
@@ -50,9 +52,8 @@ pub(crate) struct Front {
 }
 
 impl Front {
-    /// Counts a message as taken. Returns what is to be reported to the node now, if anything.
-    fn taken(&mut self, len: usize, pressed: bool) -> Option<Taken> {
-        self.tally.delivered += 1;
+    /// Counts a message's memory as free. Returns what is to be reported to the node now, if anything.
+    fn freed(&mut self, len: usize, pressed: bool) -> Option<Taken> {
         self.tally.freed += len as u64;
         self.unreported.bytes += len as u64;
         self.unreported.messages += 1;
@@ -66,7 +67,7 @@ impl Front {
 pub(crate) enum Refill {
     /// The front has a message.
     Messages,
-    /// No message, but a notification.
+    /// No message, but congestion has cleared.
     Notice,
     /// Nothing.
     Empty,
@@ -82,18 +83,21 @@ pub(crate) struct Back {
     receivers: Vec<Arc<Parker>>,
     /// Threads that wait until something can be sent, or all is sent.
     senders: Vec<Arc<Parker>>,
-    pub(crate) done: VecDeque<(Token, Outcome)>,
+    completions: VecDeque<Completion>,
+    /// Threads that wait for completions.
+    completers: Vec<Arc<Parker>>,
     pub(crate) monitor: bool,
     pub(crate) armed: u64,
     pub(crate) cleared: u64,
     pub(crate) closed: bool,
     readable_set: bool,
     writable_set: bool,
+    completions_set: bool,
 }
 
 impl Back {
     fn anything(&self) -> bool {
-        !self.queue.is_empty() || !self.done.is_empty() || self.cleared != 0 || self.closed
+        !self.queue.is_empty() || self.cleared != 0 || self.closed
     }
 
     /// Registers a thread that waits for something to receive.
@@ -128,6 +132,9 @@ pub(crate) struct Mailbox {
     pressed: Arc<AtomicBool>,
     readable: OnceLock<EventFd>,
     writable: OnceLock<EventFd>,
+    completion: OnceLock<EventFd>,
+    /// Completions that are not taken, or still to come.
+    expected: AtomicU64,
     /// Stands in a list of [`Wakes`].
     listed: AtomicBool,
 }
@@ -157,6 +164,8 @@ impl Mailbox {
             pressed,
             readable: OnceLock::new(),
             writable: OnceLock::new(),
+            completion: OnceLock::new(),
+            expected: AtomicU64::new(0),
             listed: AtomicBool::new(false),
         }
     }
@@ -178,7 +187,7 @@ impl Mailbox {
 
     /// Says again whether a notification is pending; to be called after taking one.
     pub(crate) fn settle_notices(&self, back: &Back) {
-        self.notices.store(!back.done.is_empty() || back.cleared != 0, SeqCst);
+        self.notices.store(back.cleared != 0, SeqCst);
     }
 
     /// Fills an empty front from the back. If nothing at all is there, `parker`, if any, is registered.
@@ -197,7 +206,7 @@ impl Mailbox {
             std::mem::swap(&mut front.queue, &mut back.queue);
             return Refill::Messages;
         }
-        if !back.done.is_empty() || back.cleared != 0 {
+        if back.cleared != 0 {
             return Refill::Notice;
         }
         if back.closed {
@@ -212,8 +221,19 @@ impl Mailbox {
 
     /// A message was taken from the front. Returns what is to be reported to the node now, if anything.
     pub(crate) fn taken(&self, front: &mut Front, len: usize) -> Option<Taken> {
+        self.leased(front);
+        self.freed(front, len)
+    }
+
+    /// A message was taken from the front, and its memory is still in use.
+    pub(crate) fn leased(&self, front: &mut Front) {
         self.after_take(front);
-        front.taken(len, self.pressed.load(Relaxed))
+        front.tally.delivered += 1;
+    }
+
+    /// The memory of a message that was taken is free. Returns what is to be reported to the node now, if anything.
+    pub(crate) fn freed(&self, front: &mut Front, len: usize) -> Option<Taken> {
+        front.freed(len, self.pressed.load(Relaxed))
     }
 
     /// After taking: the descriptor must not stay readable when nothing is left.
@@ -253,10 +273,12 @@ impl Mailbox {
         let mut back = self.back();
         back.receivers.retain(|p| !Arc::ptr_eq(p, parker));
         back.senders.retain(|p| !Arc::ptr_eq(p, parker));
+        back.completers.retain(|p| !Arc::ptr_eq(p, parker));
+        let again = if back.completions.is_empty() { None } else { back.completers.pop() };
         let next = if front.queue.is_empty() && !back.anything() { None } else { back.receivers.pop() };
         drop(back);
         drop(front);
-        if let Some(next) = next {
+        for next in [next, again].into_iter().flatten() {
             next.unpark();
         }
     }
@@ -302,7 +324,7 @@ impl Mailbox {
         }
     }
 
-    /// A send ended, or a destination is free again.
+    /// A destination is free again.
     pub(crate) fn notice(self: &Arc<Self>, back: &mut Back, wakes: &mut Wakes) {
         self.notices.store(true, SeqCst);
         self.set_readable(back);
@@ -322,6 +344,7 @@ impl Mailbox {
         let back = &mut *back;
         wakes.parkers.append(&mut back.receivers);
         wakes.parkers.append(&mut back.senders);
+        wakes.parkers.append(&mut back.completers);
     }
 
     fn set_readable(&self, back: &mut Back) {
@@ -358,9 +381,88 @@ impl Mailbox {
         Ok(fd)
     }
 
+    // ---- completions ---------------------------------------------------------------------------------------------
+
+    /// Makes room for the two completions of a message; false if the program has left too many untaken.
+    pub(crate) fn expect_completions(&self) -> bool {
+        let before = self.expected.fetch_add(2, Relaxed);
+        let room = before < completion::LIMIT;
+        if !room {
+            self.expected.fetch_sub(2, Relaxed);
+        }
+        room
+    }
+
+    /// The message was refused.
+    pub(crate) fn unexpect_completions(&self) {
+        self.expected.fetch_sub(2, Relaxed);
+    }
+
+    /// Adds a completion. Returns whom to wake.
+    pub(crate) fn completed(&self, back: &mut Back, completion: Completion) -> Option<Arc<Parker>> {
+        back.completions.push_back(completion);
+        if !back.completions_set
+            && let Some(fd) = self.completion.get()
+        {
+            back.completions_set = fd.write(1).is_ok();
+        }
+        back.completers.pop()
+    }
+
+    /// Takes all completions; if there is none, `parker`, if any, is registered.
+    pub(crate) fn take_completions(&self, out: &mut Vec<Completion>, parker: Option<&Arc<Parker>>) -> usize {
+        let mut back = self.back();
+        let n = back.completions.len();
+        if n == 0 {
+            if let Some(parker) = parker {
+                add(&mut back.completers, parker);
+            }
+            return 0;
+        }
+        out.extend(back.completions.drain(..));
+        self.expected.fetch_sub(n as u64, Relaxed);
+        if back.completions_set
+            && let Some(fd) = self.completion.get()
+        {
+            let _ = fd.read();
+            back.completions_set = false;
+        }
+        n
+    }
+
+    /// Whether there are completions; otherwise `parker` is registered.
+    pub(crate) fn poll_completions(&self, parker: Option<&Arc<Parker>>) -> bool {
+        let mut back = self.back();
+        let ready = !back.completions.is_empty() || back.closed;
+        if let (false, Some(parker)) = (ready, parker) {
+            add(&mut back.completers, parker);
+        }
+        ready
+    }
+
+    /// The descriptor that is readable while there are completions.
+    pub(crate) fn completion_fd(&self) -> io::Result<BorrowedFd<'_>> {
+        let fd = descriptor(&self.completion)?;
+        let mut back = self.back();
+        if !back.completions.is_empty() && !back.completions_set {
+            back.completions_set = self.completion.get().is_some_and(|fd| fd.write(1).is_ok());
+        }
+        Ok(fd)
+    }
+
     /// The descriptor for [`Mailbox::set_writable`].
     pub(crate) fn writable_fd(&self) -> io::Result<BorrowedFd<'_>> {
         descriptor(&self.writable)
+    }
+}
+
+impl OnRelease for Mailbox {
+    fn released(&self, cookie: u32, copied: bool) {
+        let completion = Completion::Released { cookie: Cookie(cookie), copied };
+        let waiting = self.completed(&mut self.back(), completion);
+        if let Some(parker) = waiting {
+            parker.unpark();
+        }
     }
 }
 
@@ -384,7 +486,7 @@ thread_local! {
 #[derive(Default)]
 pub(crate) struct Wakes {
     /// Programs' payloads among them, whose drop may call the engine.
-    pub(crate) released: Vec<Bytes>,
+    pub(crate) released: Vec<Chunk>,
     mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) parkers: Vec<Arc<Parker>>,
 }

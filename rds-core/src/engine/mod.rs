@@ -11,7 +11,7 @@
 //! | `socket`, `send`, `recv` | what programs call |
 //! | `shared` | the transmit path, and blocking |
 //! | `core` | the node and its tables, under the core's lock |
-//! | `pool` | buffers of large payloads |
+//! | `completion`, `lease` | what became of sent payloads; received ones |
 //! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
 //! | `right`, `parker` | who polls, who sleeps, and how they are woken |
 //! | `reactor`, `lifecycle`, `conn` | the poll loop, and connections as it sees them |
@@ -21,18 +21,19 @@
 //! Locks, in the order in which they may be taken: poll right's state; reactor; core; a mailbox's front; its back. System calls that
 //! move data are made with none of them but the reactor's.
 
+mod completion;
 mod conn;
 mod core;
 mod error;
 mod event;
 mod handle;
+mod lease;
 mod lifecycle;
 mod link;
 mod log;
 mod mailbox;
 mod options;
 mod parker;
-mod pool;
 mod queue;
 mod reactor;
 mod recv;
@@ -42,8 +43,10 @@ mod shared;
 mod socket;
 mod tcp;
 
+pub use completion::{Completion, Cookie};
 pub use error::{Blocked, RecvError, SendError, TrySendError};
 pub use event::{Event, Message, Readiness, Received, ShutdownReport};
 pub use handle::Engine;
+pub use lease::Lease;
 pub use options::{OpenError, Options, RDS_TCP_PORT};
 pub use socket::Socket;

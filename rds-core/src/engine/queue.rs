@@ -5,12 +5,16 @@ use std::net::SocketAddr;
 
 use bytes::BytesMut;
 
-use super::pool::Pool;
+use super::lease::Bytes;
+use crate::buffer::{Filling, Pool};
 use crate::proto::Body;
 
 /// Payloads up to this size are copied into the ring; larger ones keep a buffer of their own, which an owned receive
 /// hands out without another copy.
 const SMALL: usize = 16 << 10;
+
+/// Leases of messages up to this size share memory.
+pub(crate) const CUT: usize = 1024;
 
 /// A ring that is larger than this is given back when it has been little used for a while.
 const KEEP: usize = 64 << 10;
@@ -29,7 +33,7 @@ pub(crate) struct Queue {
     metas: VecDeque<Meta>,
     /// Small payloads, one after the other.
     ring: VecDeque<u8>,
-    large: VecDeque<BytesMut>,
+    large: VecDeque<Filling>,
     /// Most bytes in the ring since memory was given back, or was found to be needed.
     peak: usize,
     /// Times that the queue was emptied since.
@@ -55,9 +59,10 @@ impl Queue {
                 false
             }
             Body::Borrowed(bytes) => {
-                let mut buffer = pool.take(bytes.len());
-                buffer.extend_from_slice(bytes);
-                self.large.push_back(buffer);
+                let mut whole = Filling::new(bytes.len());
+                whole.place(pool.memory(bytes.len()));
+                whole.extend(bytes);
+                self.large.push_back(whole);
                 true
             }
             Body::Owned(bytes) => {
@@ -94,7 +99,7 @@ impl Queue {
     pub(crate) fn pop_into(
         &mut self,
         buffer: &mut [u8],
-    ) -> Option<(usize, usize, SocketAddr, Option<BytesMut>)> {
+    ) -> Option<(usize, usize, SocketAddr, Option<Filling>)> {
         let (n, len, from) = self.peek(buffer)?;
         let large = self.metas.pop_front()?.large;
         let rest = if large {
@@ -107,35 +112,36 @@ impl Queue {
         Some((n, len, from, rest))
     }
 
-    /// Takes the oldest message away, into a buffer of its own; small ones are cut from `store`.
-    pub(crate) fn pop(&mut self, store: &mut BytesMut) -> Option<(BytesMut, SocketAddr)> {
+    /// Takes the oldest message away, into memory of its own: of `pool`, or cut from `store` if it is small.
+    pub(crate) fn pop(&mut self, store: &mut BytesMut, pool: &Pool) -> Option<(Bytes, SocketAddr)> {
         let meta = self.metas.pop_front()?;
         let payload = if meta.large {
-            self.large.pop_front()?
+            Bytes::Large(self.large.pop_front()?)
         } else {
             let len = meta.len as usize;
             // A message that is kept keeps its piece of the store: a small one must not keep much more than itself.
-            if len > 1024 {
-                let mut own = BytesMut::with_capacity(len);
-                self.copy_front(len, &mut own);
-                own
+            if len > CUT {
+                let mut own = Filling::new(len);
+                own.place(pool.memory(len));
+                self.copy_front(len, |piece| own.extend(piece));
+                Bytes::Large(own)
             } else {
                 if store.capacity() < len {
                     *store = BytesMut::with_capacity(8 << 10);
                 }
-                self.copy_front(len, store);
-                store.split_to(len)
+                self.copy_front(len, |piece| store.extend_from_slice(piece));
+                Bytes::Small(store.split_to(len))
             }
         };
         self.trim();
         Some((payload, meta.from))
     }
 
-    fn copy_front(&mut self, len: usize, out: &mut BytesMut) {
+    fn copy_front(&mut self, len: usize, mut put: impl FnMut(&[u8])) {
         let (a, b) = self.ring.as_slices();
         let first = len.min(a.len());
-        out.extend_from_slice(&a[..first]);
-        out.extend_from_slice(&b[..len - first]);
+        put(&a[..first]);
+        put(&b[..len - first]);
         self.ring.drain(..len);
     }
 
@@ -163,6 +169,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::buffer::Memory;
 
     fn from(port: u16) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], port))
@@ -171,13 +178,13 @@ mod tests {
     #[test]
     fn a_cut_message_is_gone_whole_and_the_next_one_is_intact() {
         let mut q = Queue::default();
-        q.push(from(1), Body::Borrowed(b"hello"), &Pool::default());
-        q.push(from(2), Body::Borrowed(b"world"), &Pool::default());
+        q.push(from(1), Body::Borrowed(b"hello"), &Pool::new());
+        q.push(from(2), Body::Borrowed(b"world"), &Pool::new());
         let mut buffer = [0; 2];
         assert_eq!(q.peek(&mut buffer), Some((2, 5, from(1))));
         let (n, len, sender, rest) = q.pop_into(&mut buffer).unwrap();
         assert_eq!((n, len, sender, rest.is_none(), &buffer), (2, 5, from(1), true, b"he"));
-        let (payload, sender) = q.pop(&mut BytesMut::new()).unwrap();
+        let (payload, sender) = q.pop(&mut BytesMut::new(), &Pool::new()).unwrap();
         assert_eq!((&payload[..], sender), (&b"world"[..], from(2)));
         assert!(q.is_empty());
     }
@@ -186,13 +193,13 @@ mod tests {
     fn memory_of_a_burst_is_given_back() {
         let mut q = Queue::default();
         for _ in 0..10_000 {
-            q.push(from(1), Body::Borrowed(&[7; 1024]), &Pool::default());
+            q.push(from(1), Body::Borrowed(&[7; 1024]), &Pool::new());
         }
         let mut buffer = [0; 1024];
         while q.pop_into(&mut buffer).is_some() {}
         let grown = q.ring.capacity();
         for _ in 0..2 * PATIENCE {
-            q.push(from(1), Body::Borrowed(b"x"), &Pool::default());
+            q.push(from(1), Body::Borrowed(b"x"), &Pool::new());
             q.pop_into(&mut buffer).unwrap();
         }
         assert!(grown > 10_000_000 && q.ring.capacity() <= 2 * KEEP, "{grown} -> {}", q.ring.capacity());
@@ -208,9 +215,9 @@ mod tests {
             let mut store = BytesMut::new();
             for (i, (len, owned, pops)) in lens.into_iter().enumerate() {
                 let payload = vec![u8::try_from(i % 251).unwrap(); len];
-                let body = if owned { Body::Owned(BytesMut::from(&payload[..])) } else { Body::Borrowed(&payload) };
+                let body = if owned { Body::Owned(Filling::whole(Memory::Heap(payload.clone().into_boxed_slice()))) } else { Body::Borrowed(&payload) };
                 let sender = from(u16::try_from(i).unwrap());
-                q.push(sender, body, &Pool::default());
+                q.push(sender, body, &Pool::new());
                 model.push_back((payload, sender));
                 for pop in 0..pops {
                     prop_assert_eq!(q.next_len(), model.front().map(|m| m.0.len()));
@@ -219,7 +226,7 @@ mod tests {
                         let mut buffer = vec![0; SMALL + 2];
                         q.pop_into(&mut buffer).map(|(n, len, from, _)| { assert_eq!(n, len); buffer.truncate(n); (buffer, from) })
                     } else {
-                        q.pop(&mut store).map(|(b, from)| (b.to_vec(), from))
+                        q.pop(&mut store, &Pool::new()).map(|(b, from)| (b.to_vec(), from))
                     };
                     prop_assert_eq!(got, expected);
                 }

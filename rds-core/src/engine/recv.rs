@@ -2,19 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use super::lease::Bytes;
 use super::mailbox::{Refill, Taken};
 use super::parker::Parker;
-use super::{Event, Message, Readiness, Received, RecvError, Socket};
+use super::{Event, Lease, Message, Readiness, Received, RecvError, Socket};
 use std::sync::Arc;
 
-/// Either form of a notification.
-enum Notice {
-    Done(crate::proto::Token, crate::proto::Outcome),
-    Cleared(u64),
-}
-
 impl Socket {
-    /// Receives into `buffer`, blocking up to the receive timeout. Order: ended sends, cleared congestion, messages.
+    /// Receives into `buffer`, blocking up to the receive timeout. Cleared congestion comes before messages.
     ///
     /// # Errors
     /// [`RecvError`].
@@ -33,22 +28,22 @@ impl Socket {
         self.take_into(buffer, None).unwrap_or(Err(RecvError::Empty))
     }
 
-    /// Receives without copying large messages; blocks up to the receive timeout.
+    /// Receives a message in the memory into which it was received, without copying it if it is larger than 16 KiB; blocks up to the receive timeout.
     ///
     /// # Errors
     /// [`RecvError`].
-    pub fn recv(&self) -> Result<Event, RecvError> {
+    pub fn recv_lease(&self) -> Result<Event, RecvError> {
         match self.take(None) {
             Some(result) => result,
             None => self.block_receive(|parker| self.take(Some(parker))),
         }
     }
 
-    /// As [`Socket::recv`], without blocking.
+    /// As [`Socket::recv_lease`], without blocking.
     ///
     /// # Errors
     /// [`RecvError`].
-    pub fn try_recv(&self) -> Result<Event, RecvError> {
+    pub fn try_recv_lease(&self) -> Result<Event, RecvError> {
         self.take(None).unwrap_or(Err(RecvError::Empty))
     }
 
@@ -88,6 +83,9 @@ impl Socket {
                     self.mailbox.back().wait_send(parker);
                 }
             }
+            if interest.completions {
+                found.completions = self.mailbox.poll_completions(parker);
+            }
             if interest.readable {
                 found.readable = self.mailbox.poll_receive(parker);
             }
@@ -99,8 +97,8 @@ impl Socket {
         shared
             .block(
                 timeout.and_then(|t| Instant::now().checked_add(t)),
-                interest.readable,
-                |parker| Some(look(Some(parker))).filter(|found| found.readable || found.writable),
+                interest.readable || interest.completions,
+                |parker| Some(look(Some(parker))).filter(|found| *found != Readiness::default()),
                 |parker| self.mailbox.forget(parker),
             )
             .unwrap_or_default()
@@ -126,10 +124,8 @@ impl Socket {
     ) -> Option<Result<Received, RecvError>> {
         let mailbox = &self.mailbox;
         loop {
-            match self.take_notice() {
-                Some(Notice::Done(token, outcome)) => return Some(Ok(Received::SendDone { token, outcome })),
-                Some(Notice::Cleared(mask)) => return Some(Ok(Received::CongestionCleared(mask))),
-                None => {}
+            if let Some(mask) = self.take_notice() {
+                return Some(Ok(Received::CongestionCleared(mask)));
             }
             let mut front = mailbox.front();
             match mailbox.refill(&mut front, parker) {
@@ -142,9 +138,7 @@ impl Socket {
             front.tally.copied += len as u64;
             let report = mailbox.taken(&mut front, full_len);
             drop(front);
-            if let Some(large) = large {
-                self.shared().pool.give(large);
-            }
+            drop(large);
             self.report(report);
             return Some(Ok(Received::Message { len, full_len, from }));
         }
@@ -154,10 +148,8 @@ impl Socket {
     fn take(&self, parker: Option<&Arc<Parker>>) -> Option<Result<Event, RecvError>> {
         let mailbox = &self.mailbox;
         loop {
-            match self.take_notice() {
-                Some(Notice::Done(token, outcome)) => return Some(Ok(Event::SendDone { token, outcome })),
-                Some(Notice::Cleared(mask)) => return Some(Ok(Event::CongestionCleared(mask))),
-                None => {}
+            if let Some(mask) = self.take_notice() {
+                return Some(Ok(Event::CongestionCleared(mask)));
             }
             let mut guard = mailbox.front();
             match mailbox.refill(&mut guard, parker) {
@@ -167,38 +159,38 @@ impl Socket {
                 Refill::Messages => {}
             }
             let front = &mut *guard;
-            let (payload, from) = front.queue.pop(&mut front.store)?;
-            let report = mailbox.taken(front, payload.len());
-            drop(guard);
-            self.report(report);
+            let (bytes, from) = front.queue.pop(&mut front.store, &self.shared().pool)?;
+            let payload = if let Bytes::Large(_) = &bytes {
+                mailbox.leased(front);
+                drop(guard);
+                Lease::counted(bytes, mailbox, self.engine().shared_arc())
+            } else {
+                let report = mailbox.taken(front, bytes.len());
+                drop(guard);
+                self.report(report);
+                Lease::taken(bytes)
+            };
             return Some(Ok(Event::Message(Message { from, payload })));
         }
     }
 
-    fn take_notice(&self) -> Option<Notice> {
+    fn take_notice(&self) -> Option<u64> {
         if !self.mailbox.has_notices() {
             return None;
         }
         let front = self.mailbox.front();
         let mut back = self.mailbox.back();
-        let notice = match back.done.pop_front() {
-            Some((token, outcome)) => Some(Notice::Done(token, outcome)),
-            None if back.cleared != 0 => Some(Notice::Cleared(std::mem::take(&mut back.cleared))),
-            None => None,
-        };
+        let cleared = std::mem::take(&mut back.cleared);
         self.mailbox.settle_notices(&back);
         drop(back);
         self.mailbox.after_take(&front);
-        notice
+        (cleared != 0).then_some(cleared)
     }
 
     /// Tells the node what was taken, when it is time to.
     fn report(&self, taken: Option<Taken>) {
         if let Some(taken) = taken {
-            let shared = self.shared();
-            let mut core = shared.core();
-            core.node.consumed(self.mailbox.id, taken.bytes, taken.messages);
-            shared.settle(core);
+            self.shared().report(&self.mailbox, taken);
         }
     }
 }

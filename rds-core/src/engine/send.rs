@@ -2,13 +2,12 @@
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::Relaxed;
-
-use bytes::Bytes;
+use std::sync::{Arc, MutexGuard};
 
 use super::core::Core;
-use super::{Blocked, SendError, Socket, TrySendError};
+use super::{Blocked, Cookie, SendError, Socket, TrySendError};
+use crate::buffer::{Chunk, OnRelease, Owned};
 use crate::proto::{self, Payload, Rejected, Token};
 
 /// Payloads above this size are copied before the core is locked.
@@ -59,12 +58,34 @@ impl Socket {
         self.try_send(Payload::Gather(pieces), destination, None).map_err(|rejected| rejected.error.into())
     }
 
-    /// Queues a message without copying it; blocks as [`Socket::send_to`].
+    /// Queues a message that is sent from where it lies; blocks as [`Socket::send_to`]. The payload belongs to the node from here on: it
+    /// cannot be changed, and [`Socket::completions`] tells when its memory is free and how the message ended.
     ///
     /// # Errors
     /// The error, and the payload back.
-    pub fn send_owned(&self, payload: Bytes, destination: SocketAddr) -> Result<(), (SendError, Bytes)> {
-        self.send_blocking(Payload::Owned(payload), destination, None).map_err(|(e, p)| (e, owned(p)))
+    pub fn send_owned(
+        &self,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<Cookie, (SendError, Owned)> {
+        let cookie = self.cookie();
+        self.send_owned_as(cookie, payload, destination).map(|()| cookie)
+    }
+
+    /// As [`Socket::send_owned`], under a cookie of the caller's.
+    ///
+    /// # Errors
+    /// The error, and the payload back.
+    pub fn send_owned_as(
+        &self,
+        cookie: Cookie,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<(), (SendError, Owned)> {
+        let payload =
+            self.lend_tracked(payload.into(), cookie).map_err(|p| (SendError::CompletionsUntaken, p))?;
+        self.send_blocking(payload, destination, Some(token(cookie)))
+            .map_err(|(error, payload)| (error, self.take_back(payload, true)))
     }
 
     /// As [`Socket::send_owned`], without blocking.
@@ -73,42 +94,77 @@ impl Socket {
     /// The error, and the payload back.
     pub fn try_send_owned(
         &self,
-        payload: Bytes,
+        payload: impl Into<Owned>,
         destination: SocketAddr,
-    ) -> Result<(), (TrySendError, Bytes)> {
-        self.try_send(Payload::Owned(payload), destination, None)
-            .map_err(|rejected| (rejected.error.into(), owned(rejected.payload)))
+    ) -> Result<Cookie, (TrySendError, Owned)> {
+        let cookie = self.cookie();
+        self.try_send_owned_as(cookie, payload, destination).map(|()| cookie)
     }
 
-    /// As [`Socket::send_owned`]; [`Received::SendDone`](super::Received::SendDone) with the returned token will tell how
-    /// the message ended.
+    /// As [`Socket::send_owned_as`], without blocking.
     ///
     /// # Errors
     /// The error, and the payload back.
-    pub fn send_tracked(&self, payload: Bytes, destination: SocketAddr) -> Result<Token, (SendError, Bytes)> {
-        let token = self.token();
-        self.send_blocking(Payload::Owned(payload), destination, Some(token))
-            .map(|()| token)
-            .map_err(|(e, p)| (e, owned(p)))
-    }
-
-    /// As [`Socket::send_tracked`], without blocking.
-    ///
-    /// # Errors
-    /// The error, and the payload back.
-    pub fn try_send_tracked(
+    pub fn try_send_owned_as(
         &self,
-        payload: Bytes,
+        cookie: Cookie,
+        payload: impl Into<Owned>,
         destination: SocketAddr,
-    ) -> Result<Token, (TrySendError, Bytes)> {
-        let token = self.token();
-        self.try_send(Payload::Owned(payload), destination, Some(token))
-            .map(|()| token)
-            .map_err(|rejected| (rejected.error.into(), owned(rejected.payload)))
+    ) -> Result<(), (TrySendError, Owned)> {
+        let untaken = |p| (TrySendError::Refused(SendError::CompletionsUntaken), p);
+        let payload = self.lend_tracked(payload.into(), cookie).map_err(untaken)?;
+        self.try_send(payload, destination, Some(token(cookie)))
+            .map_err(|rejected| (rejected.error.into(), self.take_back(rejected.payload, true)))
     }
 
-    fn token(&self) -> Token {
-        Token(self.next_token.fetch_add(1, Relaxed))
+    /// As [`Socket::send_owned`], without completions: nothing tells how it ended.
+    ///
+    /// # Errors
+    /// The error, and the payload back.
+    pub fn send_detached(
+        &self,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<(), (SendError, Owned)> {
+        let payload = detached(payload.into());
+        self.send_blocking(payload, destination, None)
+            .map_err(|(error, payload)| (error, self.take_back(payload, false)))
+    }
+
+    /// As [`Socket::send_detached`], without blocking.
+    ///
+    /// # Errors
+    /// The error, and the payload back.
+    pub fn try_send_detached(
+        &self,
+        payload: impl Into<Owned>,
+        destination: SocketAddr,
+    ) -> Result<(), (TrySendError, Owned)> {
+        let payload = detached(payload.into());
+        self.try_send(payload, destination, None)
+            .map_err(|rejected| (rejected.error.into(), self.take_back(rejected.payload, false)))
+    }
+
+    fn cookie(&self) -> Cookie {
+        Cookie(self.next_cookie.fetch_add(1, Relaxed))
+    }
+
+    /// Lends a payload to the node. Fails if the program has left too many completions untaken.
+    fn lend_tracked(&self, payload: Owned, cookie: Cookie) -> Result<Payload<'static>, Owned> {
+        if !self.mailbox.expect_completions() {
+            return Err(payload);
+        }
+        let hook = (Arc::clone(&self.mailbox) as Arc<dyn OnRelease>, cookie.0);
+        Ok(Payload::Owned(Chunk::of(payload.lend(Some(hook)))))
+    }
+
+    /// The payload of a send that was refused.
+    fn take_back(&self, payload: Payload<'_>, expected: bool) -> Owned {
+        if expected {
+            self.mailbox.unexpect_completions();
+        }
+        let Payload::Owned(chunk) = payload else { unreachable!("what was handed in comes back") };
+        chunk.reclaim().expect("nobody refers to what was refused")
     }
 
     fn try_send<'a>(
@@ -156,13 +212,12 @@ impl Socket {
         shared.settle(core);
         let deadline = self.send_deadline();
         // Copied once, however often it is tried. The caller's own payload goes back if it fails.
-        let original = rejected.payload;
-        let copy = match &original {
-            Payload::Owned(bytes) => bytes.clone(),
+        let (original, mut pending) = match rejected.payload {
+            owned @ Payload::Owned(_) => (None, Some(owned)),
             other => {
-                let copy = self.copy_in(other);
+                let copy = self.copy_in(&other);
                 shared.core().copied_in += copy.len() as u64;
-                copy
+                (Some(other), Some(Payload::Owned(copy)))
             }
         };
         let outcome = shared.block(
@@ -171,13 +226,14 @@ impl Socket {
             |parker| {
                 let mut core = shared.core();
                 let (node, mut inbox) = core.with_inbox();
-                let result =
-                    node.send(self.id(), destination, Payload::Owned(copy.clone()), token, &mut inbox);
+                let payload = pending.take().expect("a refused payload comes back");
+                let result = node.send(self.id(), destination, payload, token, &mut inbox);
                 drop(inbox);
-                let again = match &result {
-                    Err(rejected) => blocked_by(rejected.error),
-                    Ok(()) => None,
-                };
+                let result = result.map_err(|rejected| {
+                    pending = Some(rejected.payload);
+                    rejected.error
+                });
+                let again = result.err().and_then(blocked_by);
                 if let Some(why) = again {
                     blocked = why;
                     count(why);
@@ -185,16 +241,17 @@ impl Socket {
                 }
                 self.update_writable(&mut core);
                 shared.settle(core);
-                again.is_none().then(|| result.map_err(|rejected| rejected.error))
+                again.is_none().then_some(result)
             },
             |parker| self.mailbox.forget(parker),
         );
-        match outcome {
-            Some(Ok(())) => Ok(()),
-            Some(Err(error)) => Err((error.into(), original)),
-            None if shared.is_stopped() => Err((proto::SendError::ShuttingDown.into(), original)),
-            None => Err((SendError::TimedOut(blocked), original)),
-        }
+        let error = match outcome {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => error.into(),
+            None if shared.is_stopped() => proto::SendError::ShuttingDown.into(),
+            None => SendError::TimedOut(blocked),
+        };
+        Err((error, original.or(pending).expect("a refused payload comes back")))
     }
 
     /// Offers a message to the node once. Large payloads are copied before the core is locked, but not in vain where it is
@@ -232,13 +289,20 @@ impl Socket {
         (core, result)
     }
 
-    fn copy_in(&self, payload: &Payload<'_>) -> Bytes {
-        let pool = &self.shared().pool;
+    fn copy_in(&self, payload: &Payload<'_>) -> Chunk {
+        let mut buffer = self.shared().pool.take(payload.len());
+        let mut rest = &mut buffer[..];
+        let mut put = |piece: &[u8]| {
+            let (to, after) = std::mem::take(&mut rest).split_at_mut(piece.len());
+            to.copy_from_slice(piece);
+            rest = after;
+        };
         match payload {
-            Payload::Copy(bytes) => pool.copy(bytes.len(), std::iter::once(*bytes)),
-            Payload::Gather(pieces) => pool.copy(payload.len(), pieces.iter().map(|piece| &**piece)),
-            Payload::Owned(bytes) => bytes.clone(),
+            Payload::Copy(bytes) => put(bytes),
+            Payload::Gather(pieces) => pieces.iter().for_each(|piece| put(piece)),
+            Payload::Owned(bytes) => put(bytes),
         }
+        Chunk::of(Owned::from(buffer).lend(None))
     }
 }
 
@@ -250,11 +314,14 @@ fn blocked_by(error: proto::SendError) -> Option<Blocked> {
     }
 }
 
-fn owned(payload: Payload<'_>) -> Bytes {
-    match payload {
-        Payload::Owned(bytes) => bytes,
-        // Not reached: what was handed in comes back.
-        Payload::Copy(bytes) => Bytes::copy_from_slice(bytes),
-        Payload::Gather(_) => Bytes::new(),
-    }
+/// A payload of which nobody wants to know when it is free.
+fn detached(payload: Owned) -> Payload<'static> {
+    Payload::Owned(match payload {
+        Owned::Bytes(bytes) => Chunk::payload(bytes),
+        pool @ Owned::Pool(_) => Chunk::of(pool.lend(None)),
+    })
+}
+
+fn token(cookie: Cookie) -> Token {
+    Token(u64::from(cookie.0))
 }

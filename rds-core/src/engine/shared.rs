@@ -7,11 +7,11 @@ use std::time::Instant;
 use super::Options;
 use super::core::Core;
 use super::link::Stop;
-use super::mailbox::Tally;
+use super::mailbox::{Mailbox, Taken, Tally};
 use super::parker::Parker;
-use super::pool::Pool;
 use super::reactor::Reactor;
 use super::right::PollRight;
+use crate::buffer::Pool;
 use crate::proto::{ConnId, Time};
 
 /// Most bytes that one transmit takes from the node.
@@ -129,6 +129,13 @@ impl Shared {
         if let Some(wakes) = wakes {
             wakes.finish();
         }
+    }
+
+    /// Tells the node what a program took.
+    pub(crate) fn report(&self, mailbox: &Mailbox, taken: Taken) {
+        let mut core = self.core();
+        core.node.consumed(mailbox.id, taken.bytes, taken.messages);
+        self.settle(core);
     }
 
     // ---- transmitting --------------------------------------------------------------------------------------------

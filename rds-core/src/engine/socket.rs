@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub struct Socket {
     peer: RwLock<Option<SocketAddr>>,
     send_timeout: AtomicU64,
     recv_timeout: AtomicU64,
-    pub(super) next_token: AtomicU64,
+    pub(super) next_cookie: AtomicU32,
     cancel_on_close: AtomicBool,
     engine: Engine,
 }
@@ -43,7 +43,7 @@ impl Socket {
             peer: RwLock::new(None),
             send_timeout: AtomicU64::new(FOR_EVER),
             recv_timeout: AtomicU64::new(FOR_EVER),
-            next_token: AtomicU64::new(1),
+            next_cookie: AtomicU32::new(1),
             cancel_on_close: AtomicBool::new(false),
             engine,
         }

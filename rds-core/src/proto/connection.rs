@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
-
 use super::{SocketId, Time};
+use crate::buffer::{Chunk, Filling};
 use crate::wire::{Capabilities, Decoder, Header, Identity};
 
 /// How far a connection is.
@@ -30,7 +29,7 @@ pub(super) enum Phase {
 pub(super) struct Partial {
     pub(super) header: Header,
     /// Where its payload goes; `None`: nobody wants it.
-    pub(super) buffer: Option<BytesMut>,
+    pub(super) buffer: Option<Filling>,
 }
 
 #[derive(Debug)]
@@ -48,6 +47,8 @@ pub(super) struct Conn {
     pub(super) order: u64,
     pub(super) carrying_since: Time,
 
+    /// We announce that payloads begin segments of their own on this connection.
+    pub(super) segments: bool,
     /// Who is there, once the first message has told.
     pub(super) identity: Option<Identity>,
     /// Nothing told, the time of grace passed, and it was taken for a kernel.
@@ -65,7 +66,7 @@ pub(super) struct Conn {
     pub(super) partial: Option<Partial>,
     pub(super) target_out: bool,
     /// A whole message that could not be judged while parked.
-    pub(super) deferred: Option<(Header, BytesMut)>,
+    pub(super) deferred: Option<(Header, Box<[u8]>)>,
     /// The driver was told to stop reading.
     pub(super) paused: bool,
     /// Window bytes received on this connection, and the limit that we announced.
@@ -81,7 +82,7 @@ pub(super) struct Conn {
     pub(super) throttled_by: Option<SocketId>,
 
     /// Encoded bytes that TCP has not taken.
-    wire: VecDeque<Bytes>,
+    wire: VecDeque<Chunk>,
     wire_len: usize,
     /// Bytes of the stream up to the end of `wire`.
     pub(super) enqueued: u64,
@@ -123,6 +124,7 @@ impl Conn {
             since: now,
             order: 0,
             carrying_since: now,
+            segments: false,
             identity: None,
             assumed: false,
             generation: None,
@@ -171,6 +173,12 @@ impl Conn {
         self.ping_due = true;
     }
 
+    /// Who we say that we are, on this connection.
+    pub(super) const fn ours(&self, capabilities: Capabilities) -> Identity {
+        let all = if self.segments { capabilities.with(Capabilities::SEGMENTATION) } else { capabilities };
+        Identity::ours(all)
+    }
+
     pub(super) fn is_own(&self) -> bool {
         self.identity.is_some_and(Identity::is_own)
     }
@@ -203,14 +211,15 @@ impl Conn {
         matches!(self.phase, Phase::Handshake | Phase::Carrying | Phase::Parked) && !self.knock
     }
 
-    pub(super) fn push(&mut self, bytes: Bytes) {
+    pub(super) fn push(&mut self, bytes: impl Into<Chunk>) {
+        let bytes = bytes.into();
         self.wire_len += bytes.len();
         self.enqueued += bytes.len() as u64;
         self.wire.push_back(bytes);
     }
 
     /// Lets go of what TCP has not taken.
-    pub(super) fn abandon(&mut self, released: &mut Vec<Bytes>) {
+    pub(super) fn abandon(&mut self, released: &mut Vec<Chunk>) {
         self.wire_len = 0;
         released.extend(self.wire.drain(..));
     }
@@ -221,7 +230,7 @@ impl Conn {
     }
 
     /// Appends up to about `max` encoded bytes to `out`.
-    pub(super) fn offer(&self, max: usize, out: &mut Vec<Bytes>) -> usize {
+    pub(super) fn offer(&self, max: usize, out: &mut Vec<Chunk>) -> usize {
         let mut total = 0;
         for bytes in &self.wire {
             if total >= max {
@@ -234,7 +243,7 @@ impl Conn {
     }
 
     /// TCP took `n` bytes.
-    pub(super) fn advance(&mut self, mut n: usize, released: &mut Vec<Bytes>) {
+    pub(super) fn advance(&mut self, mut n: usize, released: &mut Vec<Chunk>) {
         debug_assert!(n <= self.wire_len, "no more than was offered");
         self.written += n as u64;
         self.wire_len -= n;

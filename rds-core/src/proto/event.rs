@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bytes::BytesMut;
+use crate::buffer::{Filling, Memory};
 
 use crate::wire::FramingError;
 
@@ -248,7 +248,7 @@ pub enum Body<'a> {
     /// Lies in the driver's receive buffer: copy it.
     Borrowed(&'a [u8]),
     /// Was put together in a buffer of its own: keep it.
-    Owned(BytesMut),
+    Owned(Filling),
 }
 
 impl Body<'_> {
@@ -264,9 +264,9 @@ impl Body<'_> {
 
 /// Where a node puts messages for sockets. The driver owns the queues; the node only counts.
 pub trait Inbox {
-    /// An empty buffer with room for `len` bytes, for a message that is put together.
-    fn buffer(&mut self, len: usize) -> BytesMut {
-        BytesMut::with_capacity(len)
+    /// Memory for a message of `len` bytes that does not lie whole in the input.
+    fn memory(&mut self, len: usize) -> Memory {
+        Memory::Heap(vec![0; len].into_boxed_slice())
     }
 
     /// Queues a message for `socket`. It counts as accepted when this returns.

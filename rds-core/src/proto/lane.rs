@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 use super::{SocketId, Time, Token};
+use crate::buffer::Chunk;
 use crate::wire::{CongestionMap, HEADER_LEN};
 
 /// Most pongs that may wait on a lane, and most that may be without acknowledgement; further pings go unanswered.
@@ -20,7 +21,7 @@ pub(super) enum Stored {
     /// Next in [`Lane::open`], after room for its header.
     Inline,
     /// In a buffer of its own.
-    Apart(Bytes),
+    Apart(Chunk),
 }
 
 /// A message that has no number yet: its transmission has not begun.
@@ -55,7 +56,7 @@ pub(super) struct Unacked {
 
 #[derive(Debug)]
 struct Batch {
-    bytes: Bytes,
+    bytes: Chunk,
     live: u32,
 }
 
@@ -165,7 +166,7 @@ impl Lane {
             sport: crate::wire::PORT_ENGINE,
             dport,
             dead: false,
-            stored: Stored::Apart(Bytes::new()),
+            stored: Stored::Apart(Chunk::empty()),
         });
         true
     }
@@ -181,7 +182,7 @@ impl Lane {
     }
 
     /// Adds the bytes of the batch begun by [`Lane::next_batch`], to which `live` entries refer.
-    pub(super) fn add_batch(&mut self, bytes: Bytes, live: u32) {
+    pub(super) fn add_batch(&mut self, bytes: Chunk, live: u32) {
         self.batches.push_back(Batch { bytes, live });
     }
 
@@ -209,14 +210,14 @@ impl Lane {
     }
 
     /// The payload of an unacknowledged message.
-    pub(super) fn payload(&self, index: usize) -> Bytes {
+    pub(super) fn payload(&self, index: usize) -> Chunk {
         let u = &self.unacked[index];
         let batch = &self.batches[(u.batch - self.batch_base) as usize];
         batch.bytes.slice(u.offset as usize..u.offset as usize + u.len as usize)
     }
 
     /// Takes the oldest unacknowledged message out.
-    pub(super) fn pop_unacked(&mut self, released: &mut Vec<Bytes>) -> Option<Unacked> {
+    pub(super) fn pop_unacked(&mut self, released: &mut Vec<Chunk>) -> Option<Unacked> {
         let u = self.unacked.pop_front()?;
         self.resend = self.resend.saturating_sub(1);
         self.forget(&u, released);
@@ -224,7 +225,7 @@ impl Lane {
     }
 
     /// Takes a message that left `unacked` out of every count.
-    fn forget(&mut self, u: &Unacked, released: &mut Vec<Bytes>) {
+    fn forget(&mut self, u: &Unacked, released: &mut Vec<Chunk>) {
         self.unacked_bytes -= HEADER_LEN as u64 + u64::from(u.len);
         if u.sport == crate::wire::PORT_ENGINE {
             self.unacked_pongs -= 1;
@@ -232,7 +233,7 @@ impl Lane {
         self.unref(u.batch, released);
     }
 
-    fn unref(&mut self, batch: u64, released: &mut Vec<Bytes>) {
+    fn unref(&mut self, batch: u64, released: &mut Vec<Chunk>) {
         if let Some(batch) = self.batches.get_mut((batch - self.batch_base) as usize) {
             batch.live -= 1;
         }
@@ -243,7 +244,7 @@ impl Lane {
     }
 
     /// Takes the unacknowledged messages from `index` on out.
-    pub(super) fn drop_unacked_from(&mut self, index: usize, released: &mut Vec<Bytes>) -> VecDeque<Unacked> {
+    pub(super) fn drop_unacked_from(&mut self, index: usize, released: &mut Vec<Chunk>) -> VecDeque<Unacked> {
         let gone = self.unacked.split_off(index.min(self.unacked.len()));
         for u in &gone {
             self.forget(u, released);
@@ -253,7 +254,7 @@ impl Lane {
     }
 
     /// Takes cancelled messages out that the present connection has not sent: nobody will ever acknowledge them.
-    pub(super) fn drop_unsent_dead(&mut self, released: &mut Vec<Bytes>) {
+    pub(super) fn drop_unsent_dead(&mut self, released: &mut Vec<Chunk>) {
         if !self.unacked.range(self.resend..).any(|u| u.dead) {
             return;
         }
@@ -268,7 +269,7 @@ impl Lane {
 
     /// Puts every inline message of the queue into a buffer of its own, so that the queue can be reordered.
     fn set_apart(&mut self) {
-        let bytes = self.open.split().freeze();
+        let bytes = Chunk::from(self.open.split().freeze());
         let mut at = 0;
         for q in &mut self.queue {
             if matches!(q.stored, Stored::Inline) {
@@ -333,7 +334,7 @@ impl Lane {
     pub(super) fn cancel(
         &mut self,
         victim: impl Fn(SocketId, u16) -> bool,
-        released: &mut Vec<Bytes>,
+        released: &mut Vec<Chunk>,
     ) -> Vec<(SocketId, u16, u16, u32, Option<Token>)> {
         let mut gone = Vec::new();
         for q in &mut self.queue {
@@ -345,7 +346,7 @@ impl Lane {
         let mut holes = 0;
         self.queue.retain_mut(|q| match &mut q.stored {
             Stored::Apart(bytes) if q.dead => {
-                released.push(std::mem::take(bytes));
+                released.push(std::mem::replace(bytes, Chunk::empty()));
                 false
             }
             Stored::Inline if q.dead => {
@@ -362,7 +363,7 @@ impl Lane {
                 let hit = victim(q.socket, q.dport);
                 if hit {
                     if let Stored::Apart(bytes) = &mut q.stored {
-                        released.push(std::mem::take(bytes));
+                        released.push(std::mem::replace(bytes, Chunk::empty()));
                     }
                     gone.push((q.socket, q.sport, q.dport, q.len, q.token));
                 }

@@ -5,13 +5,14 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 use super::connection::{Conns, Phase};
 use super::local::Local;
 use super::order::is_smaller;
 use super::peer::Peer;
 use super::{Action, BindError, CloseMode, Config, ConfigError, ConnId, DropReason, SocketId, Time};
+use crate::buffer::Chunk;
 use crate::info::{ConnectionInfo, Counters, MessageInfo, PeerInfo, Snapshot, SocketInfo};
 
 /// What happens at a moment, unless it has become pointless by then.
@@ -89,7 +90,7 @@ pub struct Node {
     pub(super) shutting_down: bool,
     pub(super) closing: bool,
     /// Payloads and buffers that nobody here needs any more.
-    pub(super) released: Vec<Bytes>,
+    pub(super) released: Vec<Chunk>,
     pub(super) segments: Vec<Range<usize>>,
     pub(super) scratch: BytesMut,
 }
@@ -220,7 +221,7 @@ impl Node {
     /// Moves the payloads of messages that have ended, and buffers that were written, to `out`, for the driver to drop when it
     /// holds no lock: what a program gave as [`Payload::Owned`](super::Payload::Owned) may do anything when it is dropped. To be
     /// called after every other call.
-    pub fn take_released(&mut self, out: &mut Vec<Bytes>) {
+    pub fn take_released(&mut self, out: &mut Vec<Chunk>) {
         out.append(&mut self.released);
     }
 

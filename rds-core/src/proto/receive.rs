@@ -2,10 +2,9 @@
 
 use std::net::SocketAddr;
 
-use bytes::BytesMut;
-
 use super::connection::{Conn, Partial, Phase};
 use super::{Action, Body, CloseMode, ConnId, DropReason, Inbox, Node, SocketId, Time};
+use crate::buffer::{Filling, Memory};
 use crate::info::Counter;
 use crate::wire::congestion::MAP_LEN;
 use crate::wire::{
@@ -40,10 +39,13 @@ impl Node {
                 Ok(Item::Message { header, payload }) => {
                     self.message(now, conn, header, Body::Borrowed(payload), inbox)
                 }
-                Ok(Item::Begin { header }) => self.begin(conn, header, inbox),
+                Ok(Item::Begin { header }) => self.begin(conn, header),
                 Ok(Item::Chunk { data, last }) => {
                     if let Some(buffer) = c.partial.as_mut().and_then(|p| p.buffer.as_mut()) {
-                        buffer.extend_from_slice(data);
+                        if !buffer.has_memory() {
+                            buffer.place(inbox.memory(buffer.capacity()));
+                        }
+                        buffer.extend(data);
                     }
                     if last {
                         self.complete(now, conn, inbox);
@@ -63,8 +65,8 @@ impl Node {
     }
 
     /// When the connection stands inside a message that did not fit the input: takes its buffer, to be appended to
-    /// directly, and the number of bytes that are missing. Until [`Node::return_target`], `receive` must not be called for it.
-    pub fn take_target(&mut self, conn: ConnId) -> Option<(BytesMut, usize)> {
+    /// directly. Until [`Node::return_target`], `receive` must not be called for it.
+    pub fn take_target(&mut self, conn: ConnId) -> Option<Filling> {
         let c = self.conns.get_mut(conn)?;
         let missing = c.decoder.missing();
         if missing == 0 || c.paused {
@@ -72,7 +74,7 @@ impl Node {
         }
         let buffer = c.partial.as_mut()?.buffer.take()?;
         c.target_out = true;
-        Some((buffer, missing))
+        Some(buffer)
     }
 
     /// Gives the buffer of [`Node::take_target`] back after 0 or more bytes were appended, never more than were missing.
@@ -80,7 +82,7 @@ impl Node {
         &mut self,
         now: Time,
         conn: ConnId,
-        buffer: BytesMut,
+        buffer: Filling,
         inbox: &mut impl Inbox,
     ) -> Received {
         if let Some(c) = self.conns.get_mut(conn)
@@ -88,7 +90,7 @@ impl Node {
             && let Some(partial) = c.partial.as_mut()
         {
             let had = partial.header.len as usize - c.decoder.missing();
-            c.decoder.advance_payload(buffer.len() - had);
+            c.decoder.advance_payload(buffer.filled() - had);
             partial.buffer = Some(buffer);
             if c.decoder.missing() == 0 {
                 self.complete(now, conn, inbox);
@@ -130,7 +132,7 @@ impl Node {
     }
 
     /// A header whose payload comes in pieces: decides whether anybody wants it.
-    fn begin(&mut self, conn: ConnId, header: Header, inbox: &mut impl Inbox) {
+    fn begin(&mut self, conn: ConnId, header: Header) {
         let wanted = if header.is_congestion_map() {
             header.len as usize == MAP_LEN
         } else {
@@ -139,7 +141,7 @@ impl Node {
                 && !self.conns.get(conn).is_some_and(|c| self.is_duplicate(c, &header))
         };
         if let Some(c) = self.conns.get_mut(conn) {
-            let buffer = wanted.then(|| inbox.buffer(header.len as usize));
+            let buffer = wanted.then(|| Filling::new(header.len as usize));
             c.partial = Some(Partial { header, buffer });
         }
     }
@@ -156,7 +158,7 @@ impl Node {
             && !c.paused
             && let Some((header, payload)) = c.deferred.take()
         {
-            self.message(now, conn, header, Body::Owned(payload), inbox);
+            self.message(now, conn, header, Body::Owned(Filling::whole(Memory::Heap(payload))), inbox);
         }
     }
 
@@ -223,7 +225,7 @@ impl Node {
             return true;
         }
         if let Some(c) = self.conns.get_mut(conn) {
-            c.deferred = Some((*header, BytesMut::from(body.as_slice())));
+            c.deferred = Some((*header, body.as_slice().into()));
         }
         false
     }

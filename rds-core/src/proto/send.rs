@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 
 use super::lane::{Queued, Stored};
 use super::{Action, Body, Guarantee, Inbox, Node, Outcome, SendError, SocketId, Time, Token};
+use crate::buffer::{Chunk, Filling, Memory};
 use crate::info::Counter;
 use crate::wire::{PORT_ENGINE, PORT_PROBE};
 
@@ -22,7 +23,7 @@ pub enum Payload<'a> {
     /// Copied, piece after piece, before the call returns.
     Gather(&'a [std::io::IoSlice<'a>]),
     /// Kept until the message has ended; sent from where it lies.
-    Owned(Bytes),
+    Owned(Chunk),
 }
 
 impl Payload<'_> {
@@ -46,17 +47,20 @@ impl Payload<'_> {
         match self {
             Self::Copy(b) => out.put_slice(b),
             Self::Gather(v) => v.iter().for_each(|s| out.put_slice(s)),
-            Self::Owned(b) => out.put_slice(b),
+            Self::Owned(b) => {
+                b.mark_copied();
+                out.put_slice(b);
+            }
         }
     }
 
-    fn into_bytes(self) -> Bytes {
+    fn into_chunk(self) -> Chunk {
         match self {
             Self::Owned(b) => b,
             other => {
                 let mut out = BytesMut::with_capacity(other.len());
                 other.write(&mut out);
-                out.freeze()
+                out.freeze().into()
             }
         }
     }
@@ -187,7 +191,7 @@ impl Node {
                 self.released.push(bytes);
             }
         } else {
-            message.stored = Stored::Apart(payload.into_bytes());
+            message.stored = Stored::Apart(payload.into_chunk());
             lane.push_apart(message);
         }
         match lane.conn {
@@ -221,13 +225,16 @@ impl Node {
             self.local.by_port(destination.port()).filter(|_| destination.port() != PORT_PROBE)
         {
             let from = SocketAddr::new(self.config.address, sport);
-            let mut whole = BytesMut::new();
+            let mut whole = Vec::new();
             let body = match payload {
                 Payload::Copy(b) => Body::Borrowed(b),
-                Payload::Owned(b) => Body::Borrowed(b),
-                gather @ Payload::Gather(_) => {
-                    gather.write(&mut whole);
-                    Body::Owned(whole)
+                Payload::Owned(b) => {
+                    b.mark_copied();
+                    Body::Borrowed(b)
+                }
+                Payload::Gather(pieces) => {
+                    pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+                    Body::Owned(Filling::whole(Memory::Heap(whole.into_boxed_slice())))
                 }
             };
             self.hand_over(to, from, body, inbox);

@@ -7,9 +7,10 @@ use bytes::{Bytes, BytesMut};
 use super::connection::Phase;
 use super::lane::{Queued, Stored};
 use super::{Action, ConnId, Node, Time};
+use crate::buffer::Chunk;
 use crate::info::Counter;
 use crate::wire::{
-    Capabilities, Flags, HEADER_LEN, HandshakeExtensions, Header, Identity, PORT_ENGINE, PORT_PROBE, checksum,
+    Capabilities, Flags, HEADER_LEN, HandshakeExtensions, Header, PORT_ENGINE, PORT_PROBE, checksum,
 };
 
 /// First and longest interval at which TCP's acknowledgements are asked for, towards kernels.
@@ -120,7 +121,7 @@ impl Node {
 
     /// Takes the transmit right and appends up to about `max` bytes to `out`, headers and payloads in the order of the
     /// stream. Returns their number; 0 means nothing to do and no right taken. The slices stay valid without the node.
-    pub fn begin_transmit(&mut self, conn: ConnId, max: usize, out: &mut Vec<Bytes>) -> usize {
+    pub fn begin_transmit(&mut self, conn: ConnId, max: usize, out: &mut Vec<Chunk>) -> usize {
         self.spread_map();
         self.take_ready(conn);
         match self.conns.get(conn) {
@@ -149,6 +150,21 @@ impl Node {
         self.schedule_query(now, conn, false);
     }
 
+    /// Announces that large payloads begin segments of their own on this connection, so that the peer can map them. To be called right
+    /// after [`Node::connected`] or [`Node::accept`], before anything is transmitted on it.
+    pub fn announce_segmentation(&mut self, conn: ConnId) {
+        if let Some(c) = self.conns.get_mut(conn) {
+            c.segments = true;
+        }
+    }
+
+    /// Whether the peer has announced that large payloads begin segments of their own on this connection.
+    #[must_use]
+    pub fn peer_segments(&self, conn: ConnId) -> bool {
+        let identity = self.conns.get(conn).and_then(|c| c.identity);
+        matches!(identity, Some(crate::wire::Identity::Own { capabilities, .. }) if capabilities.contains(Capabilities::SEGMENTATION))
+    }
+
     /// TCP takes bytes of this connection again.
     pub fn writable(&mut self, conn: ConnId) {
         if let Some(c) = self.conns.get_mut(conn) {
@@ -173,9 +189,9 @@ impl Node {
 
     /// Encodes what may go out now, until about `max` bytes wait for TCP.
     fn fill(&mut self, index: u32, max: usize) {
-        let ours = Identity::ours(self.config.capabilities);
         self.grant(index);
         let Some(c) = self.conns.at_mut(index) else { return };
+        let ours = c.ours(self.config.capabilities);
         if c.map_due && c.written >= c.map_end {
             c.map_due = false;
             c.push(self.local.map.to_message(ours));
@@ -231,7 +247,7 @@ impl Node {
             source_port_lane: self.config.lanes > 1,
         };
         let header = Header {
-            padding: Identity::ours(self.config.capabilities).encode(),
+            padding: c.ours(self.config.capabilities).encode(),
             extensions: extensions.encode(),
             ..header
         };
@@ -344,7 +360,7 @@ impl Node {
                 }
                 at += size;
             }
-            let bytes = lane.open_mut().split_to(at).freeze();
+            let bytes = Chunk::from(lane.open_mut().split_to(at).freeze());
             for segment in &self.segments {
                 c.push(bytes.slice(segment.clone()));
             }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 
-use rds_client::{Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 
 /// Shortest message, in bytes: what [`Id`] and the checksum need.
 pub const LEAST: usize = 48;

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rds_client::{
-    Bytes, Event as Got, Guarantee, Outcome, Readiness, RecvError, Socket, Token, TrySendError,
+    Completion, Cookie, Event as Got, Guarantee, Owned, Readiness, RecvError, Socket, TrySendError,
 };
 
 use super::log::{Event, Log};
@@ -35,7 +35,7 @@ struct Target {
     pair: Pair,
     next: u64,
     /// Announced in the log and not yet taken by the library.
-    pending: VecDeque<(u64, Bytes)>,
+    pending: VecDeque<(u64, Owned)>,
 }
 
 /// The socket, and what it must remember.
@@ -46,7 +46,8 @@ pub(super) struct Worker {
     index: usize,
     load: Load,
     targets: Vec<Target>,
-    unfinished: HashMap<Token, (usize, u64, usize)>,
+    ends: Vec<Completion>,
+    unfinished: HashMap<Cookie, (usize, u64, usize)>,
     log: Log,
     shared: Arc<Shared>,
     random: fastrand::Rng,
@@ -81,6 +82,7 @@ impl Worker {
             index,
             load,
             targets: targets.iter().map(target).collect(),
+            ends: Vec::new(),
             unfinished: HashMap::new(),
             log,
             random: fastrand::Rng::with_seed(seed),
@@ -115,7 +117,8 @@ impl Worker {
             }
             if took + sent == 0 {
                 // The timeout is for commands and for the rate; everything else ends the wait.
-                let interest = Readiness { readable: true, writable: phase == Phase::Load && self.full };
+                let writable = phase == Phase::Load && self.full;
+                let interest = Readiness { readable: true, writable, completions: true };
                 let limit = if self.load.rate > 0 { RATE_TICK } else { COMMAND_TICK };
                 self.socket.wait(interest, Some(limit));
             }
@@ -124,13 +127,18 @@ impl Worker {
 
     /// Takes a batch of what is there, and puts it on the log's batch.
     fn receive(&mut self) -> Result<usize, String> {
+        let mut ends = std::mem::take(&mut self.ends);
+        let ended = self.socket.completions(&mut ends);
+        for end in ends.drain(..) {
+            self.ended(end)?;
+        }
+        self.ends = ends;
         for taken in 0..BATCH {
-            match self.socket.try_recv() {
+            match self.socket.try_recv_lease() {
                 Ok(Got::Message(m)) => self.got(m.from, &m.payload),
-                Ok(Got::SendDone { token, outcome }) => self.ended(token, outcome)?,
                 // The next round tries every target again.
                 Ok(_) => {}
-                Err(RecvError::Empty) => return Ok(taken),
+                Err(RecvError::Empty) => return Ok(ended + taken),
                 Err(e) => return Err(format!("{}: cannot receive: {e}", self.local)),
             }
         }
@@ -154,19 +162,24 @@ impl Worker {
         }
     }
 
-    fn ended(&mut self, token: Token, outcome: Outcome) -> Result<(), String> {
-        let Some((target, number, len)) = self.unfinished.remove(&token) else {
+    fn ended(&mut self, end: Completion) -> Result<(), String> {
+        let tally = self.shared.tally(self.index);
+        let (count, event) = match end {
+            Completion::Delivered { by: Guarantee::Application, .. } => {
+                (&tally.delivered, Event::DeliveredApplication)
+            }
+            Completion::Delivered { by: Guarantee::Transport, .. } => {
+                (&tally.delivered, Event::DeliveredTransport)
+            }
+            Completion::Unknown { .. } => (&tally.unknown, Event::Unknown),
+            Completion::Cancelled { .. } => (&tally.cancelled, Event::Cancelled),
+            _ => return Ok(()),
+        };
+        let Some((target, number, len)) = self.unfinished.remove(&end.cookie()) else {
             return Err(format!(
-                "{}: {token:?} ended as {outcome:?}, but it is not the token of an unfinished message",
+                "{}: {end:?}, but that is not the cookie of an unfinished message",
                 self.local
             ));
-        };
-        let tally = self.shared.tally(self.index);
-        let (count, event) = match outcome {
-            Outcome::Delivered(Guarantee::Application) => (&tally.delivered, Event::DeliveredApplication),
-            Outcome::Delivered(Guarantee::Transport) => (&tally.delivered, Event::DeliveredTransport),
-            Outcome::Unknown => (&tally.unknown, Event::Unknown),
-            Outcome::Cancelled => (&tally.cancelled, Event::Cancelled),
         };
         count.fetch_add(1, Relaxed);
         let id = Id { pair: self.targets[target].pair, incarnation: self.incarnation, number };
@@ -184,9 +197,9 @@ impl Worker {
             let pair = self.targets[index].pair;
             while let Some((number, payload)) = self.targets[index].pending.pop_front() {
                 let len = payload.len();
-                match self.socket.try_send_tracked(payload, pair.destination.into()) {
-                    Ok(token) => {
-                        self.unfinished.insert(token, (index, number, len));
+                match self.socket.try_send_owned(payload, pair.destination.into()) {
+                    Ok(cookie) => {
+                        self.unfinished.insert(cookie, (index, number, len));
                         self.log.add(
                             Event::Accepted,
                             &Id { pair, incarnation: self.incarnation, number },
@@ -227,7 +240,7 @@ impl Worker {
             passed_over = 0;
             let len = length(&mut self.random, self.load.longest);
             let id = Id { pair: target.pair, incarnation: self.incarnation, number: target.next };
-            target.pending.push_back((target.next, self.shared.writer.message(&id, len)));
+            target.pending.push_back((target.next, self.shared.writer.message(&id, len).into()));
             target.next += 1;
             self.log.add(Event::Intent, &id, len);
             self.made += 1;

@@ -49,7 +49,7 @@ impl Stranger {
 
     /// Writes on a connection.
     pub fn say(&mut self, cx: &mut Ctx, end: End, bytes: &[u8]) {
-        cx.net.write(cx.now, end, &[Bytes::copy_from_slice(bytes)], usize::MAX);
+        cx.net.write(cx.now, end, &[Bytes::copy_from_slice(bytes).into()], usize::MAX);
     }
 
     /// Handles what came, and forgets connections that have ended.
@@ -58,7 +58,7 @@ impl Stranger {
             match notice {
                 Notice::Connected(end) => {
                     if let Some((_, Manner::Says(bytes))) = self.open.iter().find(|(e, _)| *e == end) {
-                        cx.net.write(cx.now, end, std::slice::from_ref(bytes), usize::MAX);
+                        cx.net.write(cx.now, end, &[bytes.clone().into()], usize::MAX);
                     }
                 }
                 Notice::Readable(end) => loop {

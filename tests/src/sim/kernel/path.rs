@@ -188,7 +188,7 @@ impl Path {
                 }
             }
             let current = self.current.as_mut().expect("filled above");
-            let n = cx.net.write(cx.now, end, &[current.clone().freeze()], current.len());
+            let n = cx.net.write(cx.now, end, &[current.clone().freeze().into()], current.len());
             let sent = current.split_to(n);
             if current.is_empty() {
                 self.current = None;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use bytes::Bytes;
+use rds_core::buffer::Chunk;
 
 mod faults;
 mod queue;
@@ -98,8 +98,8 @@ struct Half {
     host: usize,
     phase: Phase,
     // Sending.
-    unsent: VecDeque<Bytes>,
-    flight: VecDeque<(u64, Bytes)>,
+    unsent: VecDeque<Chunk>,
+    flight: VecDeque<(u64, Chunk)>,
     written: u64,
     sent: u64,
     acked: u64,
@@ -108,7 +108,7 @@ struct Half {
     fin_sent: bool,
     send_buffer: u64,
     // Receiving.
-    buffer: VecDeque<Bytes>,
+    buffer: VecDeque<Chunk>,
     received: u64,
     read: u64,
     eof: bool,
@@ -371,7 +371,7 @@ impl Net {
     }
 
     /// Writes from `pieces`, at most `most` bytes and what fits. Returns how many.
-    pub fn write(&mut self, now: Nanos, end: End, pieces: &[Bytes], most: usize) -> usize {
+    pub fn write(&mut self, now: Nanos, end: End, pieces: &[Chunk], most: usize) -> usize {
         let half = self.half_mut(end);
         if half.phase != Phase::Open || half.failure.is_some() || half.fin {
             return 0;
@@ -382,7 +382,7 @@ impl Net {
         for piece in pieces {
             let n = piece.len().min(left);
             if n > 0 {
-                half.unsent.push_back(piece.slice(..n));
+                half.unsent.push_back(piece.slice(0..n));
             }
             left -= n;
         }
@@ -399,7 +399,8 @@ impl Net {
         while n < most {
             let Some(front) = half.buffer.front_mut() else { break };
             let take = front.len().min(most - n);
-            out.extend_from_slice(&front.split_to(take));
+            out.extend_from_slice(&front[..take]);
+            front.advance(take);
             n += take;
             if front.is_empty() {
                 half.buffer.pop_front();

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use bytes::Bytes;
+use rds_core::buffer::Chunk;
 
 use super::{End, Nanos};
 
@@ -30,7 +30,7 @@ pub enum NetEvent {
     /// The refusal arrives.
     Refusal(usize),
     /// Bytes arrive at this end, beginning at this offset of the stream.
-    Segment(End, u64, Bytes),
+    Segment(End, u64, Chunk),
     /// The end of the stream arrives at this end, at this offset.
     Fin(End, u64),
     /// An acknowledgement arrives at this end: bytes received, and how far the sender may go.

@@ -1,6 +1,6 @@
 //! The hosts' TCP: what is sent, what comes, and what follows.
 
-use bytes::Bytes;
+use rds_core::buffer::Chunk;
 
 use super::{
     End, Event, Failure, Nanos, Net, NetEvent, Notice, PROBE_EVERY, PROBES, Phase, SEC, SYN_ATTEMPTS,
@@ -154,7 +154,7 @@ impl Net {
         }
     }
 
-    pub(super) fn on_segment(&mut self, now: Nanos, end: End, start: u64, piece: Bytes) {
+    pub(super) fn on_segment(&mut self, now: Nanos, end: End, start: u64, piece: Chunk) {
         if !self.reachable(end.link) {
             self.watch_over(now, end.peer());
             return;
@@ -171,7 +171,7 @@ impl Net {
         }
         let skip = (half.received - start) as usize;
         if skip < piece.len() {
-            let fresh = piece.slice(skip..);
+            let fresh = piece.slice(skip..piece.len());
             half.received += fresh.len() as u64;
             half.buffer.push_back(fresh);
             self.tell(end, Notice::Readable);

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::Bytes;
+use rds_core::buffer::Chunk;
 use rds_core::proto::{Config, ConnId, DropReason, Node, Time};
 
 use super::coverage::Seen;
@@ -47,7 +47,7 @@ struct Held {
     at: Nanos,
     conn: ConnId,
     end: End,
-    pieces: Vec<Bytes>,
+    pieces: Vec<Chunk>,
     total: usize,
 }
 

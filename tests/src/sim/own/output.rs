@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use bytes::Bytes;
+use rds_core::buffer::Chunk;
 use rds_core::proto::{Action, CloseMode, ConnId, DropReason};
 
 use super::{Held, ORDERLY_DEADLINE, OwnHost, STEPS_PER_RUN, time};
@@ -221,7 +221,7 @@ impl OwnHost {
         let mut pieces = Vec::new();
         let node = self.node.as_mut().expect("it transmits");
         let total = node.begin_transmit(conn, most, &mut pieces);
-        if total != pieces.iter().map(Bytes::len).sum::<usize>() {
+        if total != pieces.iter().map(Chunk::len).sum::<usize>() {
             cx.fail(format!("host {}: begin_transmit miscounts its pieces", self.index));
             return false;
         }
@@ -243,7 +243,7 @@ impl OwnHost {
         true
     }
 
-    pub(super) fn write(&mut self, cx: &mut Ctx, conn: ConnId, end: End, pieces: &[Bytes], total: usize) {
+    pub(super) fn write(&mut self, cx: &mut Ctx, conn: ConnId, end: End, pieces: &[Chunk], total: usize) {
         let most = if cx.chance(self.temper.partial) { cx.rng.usize(0..=total) } else { total };
         let alive = self.conns.get(&conn).is_some_and(|c| c.end == end);
         let written = if alive { cx.net.write(cx.now, end, pieces, most) } else { 0 };

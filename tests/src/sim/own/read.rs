@@ -22,11 +22,11 @@ impl OwnHost {
             let node = self.node.as_mut().expect("runs only while it is up");
             if c.rest.is_empty()
                 && cx.chance(self.temper.target)
-                && let Some((mut buffer, missing)) = node.take_target(conn)
+                && let Some(mut buffer) = node.take_target(conn)
             {
                 let mut bytes = Vec::new();
-                let read = cx.net.read(cx.now, end, most.min(missing), &mut bytes);
-                buffer.extend_from_slice(&bytes);
+                let read = cx.net.read(cx.now, end, most.min(buffer.missing()), &mut bytes);
+                buffer.extend(&bytes);
                 let received = node.return_target(time(cx.now), conn, buffer, &mut self.sockets);
                 if let Read::Data(_) = read {
                     cx.see(Seen::Target);
