@@ -10,6 +10,7 @@
 //! * [`budget`]: pages that may be pinned, for a node and for each of its sockets.
 //! * [`controller`], [`map_controller`]: whether a message is pinned when sent, or mapped when received.
 //! * [`compare`]: what two ways of moving a message cost, measured seldom and judged robustly.
+//! * [`slots`]: which pages of a region are filled next, and when those that were used are unmapped.
 //! * [`mode`]: settings of the controllers, and what they report.
 
 pub mod budget;
@@ -23,6 +24,7 @@ pub mod plan;
 mod probe;
 pub mod shared;
 pub mod writer;
+pub mod slots;
 
 pub use budget::{Budget, Full, Limits, Share, WhenFull};
 pub use closing::{Closing, Step};
@@ -35,3 +37,4 @@ pub use shared::SharedLedger;
 pub use writer::{
     Ending, Fallbacks, Gauge, Held, PathSettings, Refusal, SendCounts, SendPath, Stop, Wire, Writer, Wrote,
 };
+pub use slots::Slots;
