@@ -10,6 +10,7 @@ pub mod program;
 pub mod proxy;
 pub mod sim;
 pub mod skip;
+pub mod unprivileged;
 pub mod xdp;
 
 /// Address `host` in net `net` of this process: a loopback address that no other test process is likely to use at the same time.

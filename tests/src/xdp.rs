@@ -110,25 +110,24 @@ fn program() -> Vec<u8> {
     symbols.extend([0x12, 0, 1, 0]);
     symbols.extend([0, CODE.len() as u64].map(u64::to_le_bytes).concat());
 
-    // Section 0 is empty. Then: name, type, flags, bytes, link, info, size of an entry.
-    let sections: [(u32, u32, u64, &[u8], u32, u32, u64); 4] = [
-        (code_name, PROGBITS, ALLOC | EXECINSTR, &CODE, 0, 0, 0),
-        (licence_name, PROGBITS, ALLOC, b"Dual MIT/GPL\0", 0, 0, 0),
-        // Its names are in section 4; its first global symbol is number 1.
-        (symbols_name, SYMTAB, 0, &symbols, 4, 1, 24),
-        (names_name, STRTAB, 0, &names, 0, 0, 0),
-    ];
     let mut body = Vec::new();
+    // Section 0 is empty.
     let mut table = vec![0; 64];
-    for (name, kind, flags, bytes, link, info, entry) in sections {
-        body.resize(body.len().next_multiple_of(8), 0);
-        let offset = HEADER + body.len() as u64;
-        body.extend(bytes);
-        table.extend([name, kind].map(u32::to_le_bytes).concat());
-        table.extend([flags, 0, offset, bytes.len() as u64].map(u64::to_le_bytes).concat());
-        table.extend([link, info].map(u32::to_le_bytes).concat());
-        table.extend([8, entry].map(u64::to_le_bytes).concat());
-    }
+    let mut section =
+        |[name, kind]: [u32; 2], flags: u64, bytes: &[u8], [link, info]: [u32; 2], entry: u64| {
+            body.resize(body.len().next_multiple_of(8), 0);
+            let offset = HEADER + body.len() as u64;
+            body.extend_from_slice(bytes);
+            table.extend([name, kind].map(u32::to_le_bytes).concat());
+            table.extend([flags, 0, offset, bytes.len() as u64].map(u64::to_le_bytes).concat());
+            table.extend([link, info].map(u32::to_le_bytes).concat());
+            table.extend([8, entry].map(u64::to_le_bytes).concat());
+        };
+    section([code_name, PROGBITS], ALLOC | EXECINSTR, &CODE, [0, 0], 0);
+    section([licence_name, PROGBITS], ALLOC, b"Dual MIT/GPL\0", [0, 0], 0);
+    // Names are in section 4; the first global symbol is number 1; an entry has 24 bytes.
+    section([symbols_name, SYMTAB], 0, &symbols, [4, 1], 24);
+    section([names_name, STRTAB], 0, &names, [0, 0], 0);
     body.resize(body.len().next_multiple_of(8), 0);
 
     // 64 bits, little endian; ET_REL, EM_BPF; no entry, no segments.

@@ -3,10 +3,13 @@
 use std::fs;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::panic::catch_unwind;
+use std::path::Path;
 
 use rds_tests::copied::{Calls, Connection};
 use rds_tests::netns::Namespace;
+use rds_tests::program::rds_stress;
 use rds_tests::skip::or_skip;
+use rds_tests::unprivileged::{NOBODY, Unprivileged};
 use rds_tests::xdp::XdpPass;
 
 fn ip(text: &str) -> IpAddr {
@@ -103,4 +106,55 @@ fn xdp_pass_can_come_and_go_under_an_open_connection() {
         pass.detach();
     }
     all_copied(send());
+}
+
+/// The values of a line of /proc/self/status or /proc/self/limits.
+fn values<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("no {name} in {text}")).split_whitespace().collect()
+}
+
+#[test]
+fn an_unprivileged_process_has_the_limit_that_it_is_given_and_no_capability() {
+    let Some(cat) = or_skip(Unprivileged::new(Path::new("/bin/cat"))) else { return };
+    let nobody = NOBODY.to_string();
+    for limit in [0, 64 << 10, 256 << 10, 1 << 20] {
+        let said =
+            cat.command(limit).args(["/proc/self/status", "/proc/self/limits"]).output().expect("cat(1)");
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let said = String::from_utf8(said.stdout).expect("text");
+        let limit = limit.to_string();
+        assert_eq!(values(&said, "Max locked memory"), [&limit, &limit, "bytes"]);
+        for ids in ["Uid:", "Gid:"] {
+            assert_eq!(values(&said, ids), [&nobody; 4], "{ids}");
+        }
+        assert!(values(&said, "Groups:").is_empty(), "{said}");
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+            assert_eq!(values(&said, set), ["0000000000000000"], "{set}");
+        }
+        assert_eq!(values(&said, "NoNewPrivs:"), ["1"]);
+    }
+}
+
+#[test]
+fn an_unprivileged_process_feels_its_limit_of_locked_memory() {
+    let this = std::env::current_exe().expect("a running program");
+    let Some(this) = or_skip(Unprivileged::new(&this)) else { return };
+    // A user of its own: what others have locked counts as well.
+    let this = this.with_user(NOBODY - 1000 - std::process::id() % 1000);
+    // One call of 64 KiB locks (65536 >> 12) + 2 pages.
+    for (limit, enough) in [(0, false), (17 << 12, false), (18 << 12, true)] {
+        let test = ["--exact", "loopback_copies_what_is_sent_with_zero_copy", "--nocapture"];
+        let done = this.command(limit).args(test).output().expect("this program again");
+        let said = String::from_utf8_lossy(&done.stdout) + String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.success(), enough, "{limit}: {said}");
+        assert_eq!(said.contains("ENOBUFS") || said.contains("No buffer space"), !enough, "{limit}: {said}");
+    }
+}
+
+#[test]
+fn a_program_that_was_built_here_runs_unprivileged() {
+    let Some(stress) = or_skip(Unprivileged::new(rds_stress())) else { return };
+    let version = stress.command(0).arg("--version").output().expect("it runs");
+    assert!(version.status.success() && version.stdout.starts_with(b"rds-stress "), "{version:?}");
 }
