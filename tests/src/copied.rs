@@ -57,38 +57,24 @@ pub struct Calls {
     pub not_copied: u32,
 }
 
-/// A TCP connection whose one end sends with MSG_ZEROCOPY, while a thread reads at the other.
-///
-/// It belongs to the network namespace in which it was opened, wherever it is used.
+/// One end of a TCP connection, which sends with MSG_ZEROCOPY.
 #[derive(Debug)]
-pub struct Connection {
-    sender: TcpStream,
-    reader: Option<JoinHandle<io::Result<u64>>>,
-}
+pub struct Sender(TcpStream);
 
-impl Connection {
-    /// Connects two local addresses.
+impl Sender {
+    /// Connects, from any address if none is given. The sender belongs to the network namespace in which it connected, wherever it is
+    /// used.
     ///
     /// # Errors
     /// What the kernel says.
-    pub fn open(from: IpAddr, to: IpAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind((to, 0))?;
-        let sender = Socket::new(Domain::for_address((from, 0).into()), Type::STREAM, Some(Protocol::TCP))?;
-        sender.bind(&SocketAddr::from((from, 0)).into())?;
-        sender.connect(&listener.local_addr()?.into())?;
-        setsockopt(&sender, ZeroCopy, &true)?;
-        let (mut receiver, _) = listener.accept()?;
-        let reader = thread::spawn(move || {
-            let mut buffer = vec![0; 256 << 10];
-            let mut got = 0;
-            loop {
-                match receiver.read(&mut buffer)? {
-                    0 => return Ok(got),
-                    n => got += n as u64,
-                }
-            }
-        });
-        Ok(Self { sender: sender.into(), reader: Some(reader) })
+    pub fn connect(from: Option<IpAddr>, to: SocketAddr) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+        if let Some(from) = from {
+            socket.bind(&SocketAddr::from((from, 0)).into())?;
+        }
+        socket.connect(&to.into())?;
+        setsockopt(&socket, ZeroCopy, &true)?;
+        Ok(Self(socket.into()))
     }
 
     /// Sends `calls` times `size` bytes, and waits until the kernel has notified every call.
@@ -107,7 +93,7 @@ impl Connection {
             while !rest.is_empty() {
                 let flags = MsgFlags::from_bits_retain(libc::MSG_ZEROCOPY);
                 let part = [IoSlice::new(rest)];
-                match sendmsg::<()>(self.sender.as_raw_fd(), &part, &[], flags, None) {
+                match sendmsg::<()>(self.0.as_raw_fd(), &part, &[], flags, None) {
                     Ok(n) => {
                         rest = &rest[n..];
                         sent += 1;
@@ -128,7 +114,7 @@ impl Connection {
     /// Waits for notifications, and counts them all.
     fn wait(&self, done: &mut Calls) -> io::Result<()> {
         // POLLERR needs no asking.
-        let mut sets = [PollFd::new(self.sender.as_fd(), PollFlags::empty())];
+        let mut sets = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
         let patience = PollTimeout::try_from(PATIENCE).expect("a minute fits");
         match poll(&mut sets, patience) {
             Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
@@ -148,7 +134,7 @@ impl Connection {
         let mut parts = [IoSliceMut::new(&mut nothing)];
         let mut control = cmsg_space!(libc::sock_extended_err, libc::sockaddr_in6);
         let flags = MsgFlags::MSG_ERRQUEUE;
-        let message = match recvmsg::<()>(self.sender.as_raw_fd(), &mut parts, Some(&mut control), flags) {
+        let message = match recvmsg::<()>(self.0.as_raw_fd(), &mut parts, Some(&mut control), flags) {
             Err(Errno::EAGAIN) => return Ok(None),
             message => message?,
         };
@@ -165,6 +151,42 @@ impl Connection {
         }
         Ok(Some(found.expect("a record in the error queue has its control message")))
     }
+}
+
+/// Reads all that comes on the next connection in a thread, which returns how many bytes that were.
+#[must_use]
+pub fn sink(listener: TcpListener) -> JoinHandle<io::Result<u64>> {
+    thread::spawn(move || {
+        let (mut receiver, _) = listener.accept()?;
+        let mut buffer = vec![0; 256 << 10];
+        let mut got = 0;
+        loop {
+            match receiver.read(&mut buffer)? {
+                0 => return Ok(got),
+                n => got += n as u64,
+            }
+        }
+    })
+}
+
+/// A connection between two local addresses, with a sender at one end and a [`sink`] at the other.
+#[derive(Debug)]
+pub struct Connection {
+    /// The sending end.
+    pub sender: Sender,
+    sink: JoinHandle<io::Result<u64>>,
+}
+
+impl Connection {
+    /// Connects, within the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn open(from: IpAddr, to: IpAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((to, 0))?;
+        let to = listener.local_addr()?;
+        Ok(Self { sender: Sender::connect(Some(from), to)?, sink: sink(listener) })
+    }
 
     /// Ends the connection, and returns how many bytes have arrived.
     ///
@@ -173,8 +195,8 @@ impl Connection {
     ///
     /// # Panics
     /// If the reading thread has.
-    pub fn close(mut self) -> io::Result<u64> {
-        self.sender.shutdown(std::net::Shutdown::Write)?;
-        self.reader.take().expect("only this takes it").join().expect("reading does not panic")
+    pub fn close(self) -> io::Result<u64> {
+        drop(self.sender);
+        self.sink.join().expect("reading does not panic")
     }
 }

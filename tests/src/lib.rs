@@ -4,12 +4,14 @@
 mod book;
 pub mod captures;
 pub mod copied;
+pub mod guest;
 pub mod ledger;
 pub mod netns;
 pub mod program;
 pub mod proxy;
 pub mod sim;
 pub mod skip;
+pub mod stress;
 pub mod unprivileged;
 pub mod xdp;
 

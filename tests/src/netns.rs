@@ -1,11 +1,12 @@
 //! Network namespaces for tests: a loopback interface of one's own, whose settings and addresses nobody else sees.
 //!
-//! A namespace has no name, only a descriptor: the kernel removes it with the last thread, process and socket in it, whatever
+//! A namespace that a test makes has no name, only a descriptor: the kernel removes it with the last thread, process and socket in it, whatever
 //! becomes of the test. Needs root, because a process of several threads cannot make a user namespace to be root in.
 
 use std::fs::File;
 use std::net::IpAddr;
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::process::{Command, Output};
 use std::{fs, io, thread};
 
@@ -13,14 +14,14 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::skip::Unavailable;
 
-/// A network namespace with nothing but `lo`, which is up.
+/// A network namespace.
 #[derive(Debug)]
 pub struct Namespace {
     descriptor: File,
 }
 
 impl Namespace {
-    /// A new one.
+    /// A new one, with nothing but `lo`, which is up.
     ///
     /// # Errors
     /// The process may not make one, or there is no ip(8).
@@ -43,6 +44,14 @@ impl Namespace {
             }
             Err(e) => Err(Unavailable::because(format!("ip(8) cannot be run: {e}"))),
         }
+    }
+
+    /// One that `ip netns` knows by this name, and that somebody else removes.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn named(name: &str) -> io::Result<Self> {
+        Ok(Self { descriptor: File::open(Path::new("/run/netns").join(name))? })
     }
 
     /// Runs `inside` in a thread within the namespace, and returns what it returns. Sockets that it opens, threads and processes

@@ -73,7 +73,7 @@ fn loopback_copies_what_is_sent_with_zero_copy() {
             assert_eq!(address, "::1", "every machine has IPv4 loopback");
             continue;
         };
-        let calls = connection.send(200, 64 << 10).expect("loopback carries it");
+        let calls = connection.sender.send(200, 64 << 10).expect("loopback carries it");
         assert!(calls.copied >= 200 && calls.not_copied == 0, "{address}: {calls:?}");
         assert_eq!(connection.close().expect("it is open"), 200 * (64 << 10));
     }
@@ -85,7 +85,7 @@ fn xdp_pass_on_loopback_makes_the_path_one_that_does_not_copy() {
     let Some(pass) = or_skip(XdpPass::attach(&namespace)) else { return };
     for address in ["127.0.0.1", "::1"] {
         let connection = namespace.run(|| Connection::open(ip(address), ip(address))).expect("a pair");
-        let calls = connection.send(200, 64 << 10).expect("loopback carries it");
+        let calls = connection.sender.send(200, 64 << 10).expect("loopback carries it");
         assert!(calls.not_copied >= 200 && calls.copied == 0, "{address}: {calls:?}");
         assert_eq!(connection.close().expect("it is open"), 200 * (64 << 10));
     }
@@ -96,7 +96,7 @@ fn xdp_pass_on_loopback_makes_the_path_one_that_does_not_copy() {
 fn xdp_pass_can_come_and_go_under_an_open_connection() {
     let Some(namespace) = or_skip(Namespace::new()) else { return };
     let connection = namespace.run(|| Connection::open(ip("127.0.0.1"), ip("127.0.0.2"))).expect("a pair");
-    let send = || connection.send(20, 1 << 20).expect("loopback carries it");
+    let send = || connection.sender.send(20, 1 << 20).expect("loopback carries it");
     let all_copied = |calls: Calls| assert!(calls.copied >= 20 && calls.not_copied == 0, "{calls:?}");
     for _ in 0..3 {
         all_copied(send());
