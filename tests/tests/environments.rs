@@ -5,6 +5,7 @@ use std::net::{IpAddr, TcpListener, TcpStream};
 use std::panic::catch_unwind;
 use std::path::Path;
 
+use rds_client::{Node, Received};
 use rds_tests::copied::{Calls, Connection};
 use rds_tests::netns::Namespace;
 use rds_tests::program::rds_stress;
@@ -64,6 +65,33 @@ fn addresses_and_settings_of_a_namespace_are_its_own() {
         assert!(namespace.run(|| TcpListener::bind((ip(address), 0))).is_ok(), "{address}");
         assert!(TcpListener::bind((ip(address), 0)).is_err(), "{address}");
     }
+}
+
+#[test]
+fn nodes_opened_in_a_namespace_speak_over_its_loopback() {
+    let Some(namespace) = or_skip(Namespace::new()) else { return };
+    let addresses = [ip("192.0.2.1"), ip("192.0.2.2")];
+    for address in addresses {
+        namespace.add_address(address);
+    }
+    let Some(pass) = or_skip(XdpPass::attach(&namespace)) else { return };
+    let [here, there] =
+        namespace.run(|| addresses.map(|address| Node::open(address).expect("its own address")));
+    // They are the namespace's wherever they are used.
+    let (sender, receiver) = (here.bind(0).expect("a port"), there.bind(5000).expect("a port"));
+    let message = vec![0xa5; 1 << 20];
+    for _ in 0..20 {
+        sender.send_to(&message, receiver.local_addr()).expect("room");
+        let mut buffer = vec![0; 1 << 20];
+        match receiver.recv_from(&mut buffer).expect("a message") {
+            Received::Message { len, from, .. } => {
+                assert_eq!((len, from), (message.len(), sender.local_addr()));
+                assert!(buffer == message);
+            }
+            other => panic!("no other event was asked for: {other:?}"),
+        }
+    }
+    pass.detach();
 }
 
 #[test]
