@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::rtt::Quantiles;
 use crate::run::Summary;
 use crate::session::{Role, Session};
+use crate::zerocopy::ZeroCopy;
 
 /// CPU time in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -56,6 +57,7 @@ pub struct Report<'a> {
     rtt_us: Quantiles,
     cpu_s: CpuTime,
     verify_errors: u64,
+    zerocopy: &'a ZeroCopy,
     counters: &'a Counters,
 }
 
@@ -87,6 +89,7 @@ impl<'a> Report<'a> {
             rtt_us: summary.rtt.quantiles(),
             cpu_s: summary.cpu,
             verify_errors: summary.verify_errors,
+            zerocopy: &summary.zero_copy,
             counters: &summary.counters,
         }
     }

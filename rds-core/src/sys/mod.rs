@@ -10,17 +10,17 @@
 #![cfg_attr(not(test), allow(dead_code))]
 
 mod option;
-mod tcp;
 
 pub(crate) mod cpu;
 pub(crate) mod error_queue;
 pub(crate) mod limits;
 pub(crate) mod pages;
 pub(crate) mod region;
+mod tcp;
 mod zc_receive;
 pub(crate) mod zerocopy;
 
-pub(crate) use tcp::unacknowledged;
+pub(crate) use tcp::{page_mss, path_mtu, send_mss, set_max_segment, unacknowledged};
 
 #[cfg(test)]
 mod testing;
