@@ -6,8 +6,6 @@
 //! * `tcp`: segment size, path MTU, output queue, low-water mark.
 //! * `cpu`: CPU time.
 #![allow(unsafe_code)]
-// What sends without a copy comes before the engine that uses it.
-#![cfg_attr(not(test), allow(dead_code))]
 
 mod option;
 
