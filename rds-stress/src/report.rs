@@ -108,6 +108,8 @@ mod tests {
     use crate::block::Block;
     use crate::rtt::RoundTrips;
     use crate::stats::Counts;
+    use crate::zerocopy::{Receive, Send};
+    use rds_client::{Mode, Reason};
     use std::time::Duration;
 
     #[test]
@@ -122,6 +124,28 @@ mod tests {
             rtt,
             cpu: CpuTime { user: 0.5, system: 0.25 },
             verify_errors: 0,
+            zero_copy: ZeroCopy {
+                send: Send {
+                    mode: Mode::On,
+                    calls: 7,
+                    bytes: 700,
+                    copied_ratio: 0.5,
+                    fallbacks: [("budget", 3)].into(),
+                    completions_per_reap: 3.5,
+                    decision: "on",
+                    reason: Some(Reason::Setting),
+                },
+                recv: Receive {
+                    mode: Mode::Auto,
+                    mapped_ratio: 0.75,
+                    pages_per_call: 15.0,
+                    fallbacks: [("late", 4096)].into(),
+                    decision: "off",
+                    reason: None,
+                },
+                pinned_bytes: 4096,
+                pinned_bytes_max: 1 << 20,
+            },
             counters: Counters::new(),
             failure: None,
         };
@@ -132,6 +156,17 @@ mod tests {
             "one_way": false, "verify": false, "elapsed_s": 2.0, "requests": 10, "requests_received": 9,
             "bytes": 21740, "requests_per_s": 5.0, "bytes_per_s": 10870.0,
             "cpu_s": { "user": 0.5, "system": 0.25 }, "verify_errors": 0,
+            "zerocopy": {
+                "send": {
+                    "mode": "on", "calls": 7, "bytes": 700, "copied_ratio": 0.5, "fallbacks": { "budget": 3 },
+                    "completions_per_reap": 3.5, "decision": "on", "reason": "setting",
+                },
+                "recv": {
+                    "mode": "auto", "mapped_ratio": 0.75, "pages_per_call": 15.0, "fallbacks": { "late": 4096 },
+                    "decision": "off", "reason": null,
+                },
+                "pinned_bytes": 4096, "pinned_bytes_max": 1 << 20,
+            },
         });
         for (key, value) in expected.as_object().unwrap() {
             assert_eq!(json[key], *value, "{key}");

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use rds_client::{Mode, Snapshot};
+use rds_client::{Decision, Mode, Reason, Snapshot};
 use serde::Serialize;
 
 use crate::out::{Out, line};
@@ -124,8 +124,8 @@ pub struct Send {
     pub completions_per_reap: f64,
     /// `on` if messages of some size are pinned, `off` if none are.
     pub decision: &'static str,
-    /// Why.
-    pub reason: String,
+    /// Why; without a connection nothing was decided.
+    pub reason: Option<Reason>,
 }
 
 /// Receiving.
@@ -141,8 +141,8 @@ pub struct Receive {
     pub fallbacks: BTreeMap<&'static str, u64>,
     /// `on` if messages of some size are mapped, `off` if none are.
     pub decision: &'static str,
-    /// Why.
-    pub reason: String,
+    /// Why; without a connection nothing was decided.
+    pub reason: Option<Reason>,
 }
 
 impl ZeroCopy {
@@ -154,7 +154,7 @@ impl ZeroCopy {
             "zero copy sending ({}): {} ({}), {} calls, {:.1} % copied by the kernel, {:.1} completions a reap{}; pinned {} KiB, at most {}",
             send.mode,
             send.decision,
-            send.reason,
+            why(send.reason),
             send.calls,
             100.0 * send.copied_ratio,
             send.completions_per_reap,
@@ -167,7 +167,7 @@ impl ZeroCopy {
             "zero copy receiving ({}): {} ({}), {:.2} % of bytes mapped, {:.1} pages a call{}",
             recv.mode,
             recv.decision,
-            recv.reason,
+            why(recv.reason),
             100.0 * recv.mapped_ratio,
             recv.pages_per_call,
             list("bytes not mapped", &recv.fallbacks)
@@ -182,4 +182,114 @@ fn list(what: &str, numbers: &BTreeMap<&'static str, u64>) -> String {
         let _ = write!(text, "{begin} {number} {name}");
     }
     text
+}
+
+impl Totals {
+    /// What a node counted.
+    #[must_use]
+    pub fn of(snapshot: &Snapshot) -> Self {
+        let zero_copy = &snapshot.zero_copy;
+        let send = &zero_copy.send;
+        Self {
+            calls: send.calls,
+            notified: send.notified,
+            copied: send.copied,
+            reaps: send.reaps,
+            pinned: zero_copy.pinned_bytes,
+            ..Self::default()
+        }
+    }
+}
+
+impl ZeroCopy {
+    /// What a node did, by its snapshot.
+    #[must_use]
+    pub fn new(modes: Modes, snapshot: &Snapshot) -> Self {
+        let totals = Totals::of(snapshot);
+        let zero_copy = &snapshot.zero_copy;
+        let connections = || snapshot.peers.iter().flat_map(|peer| &peer.connections);
+        let sending = connections().filter_map(|c| c.zero_copy.send.as_ref()).map(|s| &s.decision);
+        let (decision, reason) = decided(sending);
+        let fallbacks = &zero_copy.send.fallbacks;
+        Self {
+            send: Send {
+                mode: modes.send,
+                calls: totals.calls,
+                bytes: zero_copy.send.bytes,
+                copied_ratio: totals.copied_ratio(),
+                fallbacks: BTreeMap::from([
+                    ("budget", fallbacks.budget),
+                    ("notifications", fallbacks.notifications),
+                    ("refused", fallbacks.refused),
+                    ("unpinnable", fallbacks.unpinnable),
+                ]),
+                completions_per_reap: ratio(totals.notified, totals.reaps),
+                decision,
+                reason,
+            },
+            recv: Receive {
+                mode: modes.receive,
+                mapped_ratio: totals.mapped_ratio(),
+                pages_per_call: ratio(totals.pages, totals.map_calls),
+                fallbacks: BTreeMap::new(),
+                decision: "off",
+                reason: None,
+            },
+            pinned_bytes: zero_copy.pinned_bytes,
+            pinned_bytes_max: zero_copy.pinned_bytes_max,
+        }
+    }
+}
+
+/// What the controllers of several connections do: `on` if any does, with its reason.
+fn decided<'a>(decisions: impl Iterator<Item = &'a Decision>) -> (&'static str, Option<Reason>) {
+    let decision = decisions.max_by_key(|d| d.zero_copy);
+    (if decision.is_some_and(|d| d.zero_copy) { "on" } else { "off" }, decision.map(|d| d.reason))
+}
+
+fn why(reason: Option<Reason>) -> String {
+    reason.map_or_else(|| "no connection".to_owned(), |reason| reason.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTALS: Totals = Totals {
+        calls: 3000,
+        notified: 2000,
+        copied: 500,
+        reaps: 100,
+        map_calls: 10,
+        pages: 155,
+        mapped_bytes: 900,
+        received_bytes: 1000,
+        pinned: 5 << 20,
+    };
+
+    #[test]
+    fn columns_stand_below_their_heading() {
+        let columns = TOTALS.columns(Duration::from_secs(2));
+        assert_eq!(columns, "    1500  25.0   20.0  90.0  15.5     5120");
+        assert_eq!(columns.len(), HEADING.len());
+    }
+
+    #[test]
+    fn an_interval_counts_what_was_added_and_shows_what_is_pinned_at_its_end() {
+        let later = Totals { calls: 3010, pinned: 7, ..TOTALS };
+        assert_eq!(later.since(&TOTALS), Totals { calls: 10, pinned: 7, ..Totals::default() });
+    }
+
+    #[test]
+    fn nothing_done_is_no_ratio_of_nothing() {
+        let columns = Totals::default().columns(Duration::ZERO);
+        assert_eq!(columns, "       0   0.0    0.0   0.0   0.0        0");
+    }
+
+    #[test]
+    fn only_reasons_that_were_met_are_listed() {
+        let fallbacks = BTreeMap::from([("budget", 2), ("refused", 0), ("unpinnable", 1)]);
+        assert_eq!(list("not pinned", &fallbacks), "; not pinned: 2 budget, 1 unpinnable");
+        assert_eq!(list("not pinned", &BTreeMap::new()), "");
+    }
 }
