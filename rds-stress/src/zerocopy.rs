@@ -40,9 +40,9 @@ pub struct Totals {
     pub map_calls: u64,
     /// Pages that they mapped.
     pub pages: u64,
-    /// Payload bytes that were mapped.
+    /// Bytes of payloads that tasks got in the pages that were mapped.
     pub mapped_bytes: u64,
-    /// Payload bytes that were received in any way.
+    /// Bytes of payloads of a page and more, however they came.
     pub received_bytes: u64,
     /// Bytes that are pinned, at the end.
     pub pinned: u64,
@@ -133,7 +133,7 @@ pub struct Send {
 pub struct Receive {
     /// The setting.
     pub mode: Mode,
-    /// Share of payload bytes that were mapped.
+    /// Share of payload bytes that were mapped, of payloads of a page and more.
     pub mapped_ratio: f64,
     /// Pages that one call mapped, on average.
     pub pages_per_call: f64,
@@ -189,14 +189,17 @@ impl Totals {
     #[must_use]
     pub fn of(snapshot: &Snapshot) -> Self {
         let zero_copy = &snapshot.zero_copy;
-        let send = &zero_copy.send;
+        let (send, recv) = (&zero_copy.send, &zero_copy.recv.counts);
         Self {
             calls: send.calls,
             notified: send.notified,
             copied: send.copied,
             reaps: send.reaps,
+            map_calls: recv.calls,
+            pages: recv.pages,
+            mapped_bytes: recv.bytes,
+            received_bytes: recv.bytes + recv.copied.total(),
             pinned: zero_copy.pinned_bytes,
-            ..Self::default()
         }
     }
 }
@@ -209,8 +212,10 @@ impl ZeroCopy {
         let zero_copy = &snapshot.zero_copy;
         let connections = || snapshot.peers.iter().flat_map(|peer| &peer.connections);
         let sending = connections().filter_map(|c| c.zero_copy.send.as_ref()).map(|s| &s.decision);
-        let (decision, reason) = decided(sending);
+        let receiving = connections().filter_map(|c| c.zero_copy.recv.as_ref()).map(|r| &r.decision);
+        let ((decision, reason), (recv_decision, recv_reason)) = (decided(sending), decided(receiving));
         let fallbacks = &zero_copy.send.fallbacks;
+        let copied = &zero_copy.recv.counts.copied;
         Self {
             send: Send {
                 mode: modes.send,
@@ -231,9 +236,19 @@ impl ZeroCopy {
                 mode: modes.receive,
                 mapped_ratio: totals.mapped_ratio(),
                 pages_per_call: ratio(totals.pages, totals.map_calls),
-                fallbacks: BTreeMap::new(),
-                decision: "off",
-                reason: None,
+                fallbacks: BTreeMap::from([
+                    ("setting", copied.setting),
+                    ("not_announced", copied.not_announced),
+                    ("length", copied.length),
+                    ("controller", copied.controller),
+                    ("late", copied.late),
+                    ("unaligned", copied.unaligned),
+                    ("held", copied.held),
+                    ("limit", copied.limit),
+                    ("unavailable", copied.unavailable),
+                ]),
+                decision: recv_decision,
+                reason: recv_reason,
             },
             pinned_bytes: zero_copy.pinned_bytes,
             pinned_bytes_max: zero_copy.pinned_bytes_max,
