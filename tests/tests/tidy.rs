@@ -108,7 +108,7 @@ fn every_unsafe_block_says_why_it_is_sound() {
     for (name, text) in files("rds-core/src/sys", &[".rs"]) {
         let lines: Vec<_> = text.lines().collect();
         for (n, line) in lines.iter().enumerate() {
-            let declares = line.contains("unsafe fn") || line.contains("unsafe extern");
+            let declares = ["unsafe fn", "unsafe extern", "unsafe trait"].iter().any(|d| line.contains(d));
             if identifiers(line).any(|i| i == "unsafe") && !declares {
                 // The comment stands right above the statement, which may begin a few lines before the block.
                 if !lines[n.saturating_sub(8)..=n].iter().any(|l| l.contains("SAFETY:")) {
@@ -191,30 +191,33 @@ fn links_between_documents_lead_somewhere() {
 
 #[test]
 fn limits_names_every_setting_with_its_default() {
-    let config = read("rds-core/src/proto/config.rs");
     let limits = read("docs/limits.md");
-    let body = config
-        .split("pub struct Config {")
-        .nth(1)
-        .and_then(|rest| rest.split("\n}").next())
-        .expect("the settings");
-    let mut default = None;
     let mut found = Vec::new();
-    for line in body.lines().map(str::trim) {
-        if let Some(doc) = line.strip_prefix("///") {
-            let said = doc
-                .split("Default")
-                .nth(1)
-                .map(|d| d.trim_start_matches(':').split('.').next().unwrap_or_default().trim());
-            default = said.filter(|d| !d.is_empty()).map(str::to_owned).or(default);
-        } else if let Some(field) = line.strip_prefix("pub ").and_then(|l| l.split(':').next()) {
-            let row = limits.lines().find(|l| l.starts_with(&format!("| `{field}` |")));
-            match (row, default.take()) {
-                (None, _) => found.push(format!("`{field}` has no row")),
-                (Some(row), Some(d)) if !row.contains(&d) => {
-                    found.push(format!("`{field}`: the default is {d}"))
+    for (file, of) in
+        [("rds-core/src/proto/config.rs", "Config"), ("rds-core/src/engine/options.rs", "ZeroCopy")]
+    {
+        let source = read(file);
+        let body = source
+            .split(&format!("pub struct {of} {{"))
+            .nth(1)
+            .and_then(|rest| rest.split("\n}").next())
+            .expect("the settings");
+        let mut default = None;
+        for line in body.lines().map(str::trim) {
+            if let Some(doc) = line.strip_prefix("///") {
+                let said = doc.split("Default").nth(1).map(|d| {
+                    d.trim_start_matches(':').split(['.', ',', ';']).next().unwrap_or_default().trim()
+                });
+                default = said.filter(|d| !d.is_empty()).map(str::to_owned).or(default);
+            } else if let Some(field) = line.strip_prefix("pub ").and_then(|l| l.split(':').next()) {
+                let row = limits.lines().find(|l| l.starts_with(&format!("| `{field}` |")));
+                match (row, default.take()) {
+                    (None, _) => found.push(format!("`{field}` has no row")),
+                    (Some(row), Some(d)) if !row.contains(&d) => {
+                        found.push(format!("`{field}`: the default is {d}"))
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
         }
     }
