@@ -8,6 +8,7 @@ use super::Options;
 use super::core::Core;
 use super::link::Stop;
 use super::mailbox::{Mailbox, Taken, Tally};
+use super::maps::Maps;
 use super::parker::Parker;
 use super::reactor::Reactor;
 use super::right::PollRight;
@@ -32,6 +33,7 @@ pub(crate) struct Shared {
     origin: Instant,
     pub(crate) stats: Stats,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) maps: Arc<Maps>,
     /// Receives end: the node was shut down.
     pub(crate) stopped: AtomicBool,
 }
@@ -55,6 +57,7 @@ impl Shared {
         origin: Instant,
     ) -> Self {
         Self {
+            maps: Maps::new(options.zero_copy),
             options,
             listen_addr,
             pool: Arc::clone(&core.pool),

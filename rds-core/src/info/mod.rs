@@ -4,4 +4,6 @@ mod counters;
 mod snapshot;
 
 pub use counters::{Counter, Counters};
-pub use snapshot::{ConnectionInfo, MessageInfo, PeerInfo, Snapshot, SocketInfo};
+pub use snapshot::{
+    ConnectionInfo, MessageInfo, NodeReceiveZeroCopy, PeerInfo, ReceiveZeroCopy, Snapshot, SocketInfo,
+};

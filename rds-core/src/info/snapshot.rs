@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Serialize;
 
 use super::Counters;
+use crate::zerocopy::{Decision, ReceiveCounts};
 
 /// A node at one moment: what `rds-info` shows.
 #[derive(Clone, Debug, Serialize)]
@@ -61,6 +62,34 @@ pub struct ConnectionInfo {
     pub send_queue: Vec<MessageInfo>,
     /// Messages sent and not acknowledged.
     pub retransmit_queue: Vec<MessageInfo>,
+}
+
+/// Receiving by mapping, of a node.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct NodeReceiveZeroCopy {
+    /// Bytes of pages that are being filled or held, or are free and still mapped.
+    pub mapped_bytes: u64,
+    /// Limit of the same.
+    pub map_limit: u64,
+    /// What was done, all connections together.
+    #[serde(flatten)]
+    pub counts: ReceiveCounts,
+}
+
+/// Receiving by mapping, of a connection.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct ReceiveZeroCopy {
+    /// What its controller does, and why.
+    pub decision: Decision,
+    /// What was done.
+    #[serde(flatten)]
+    pub counts: ReceiveCounts,
+    /// Pages that are being filled, or held by programs.
+    pub lent_pages: u32,
+    /// Pages that nobody holds and that are still mapped.
+    pub used_pages: u32,
 }
 
 /// One message in a queue.

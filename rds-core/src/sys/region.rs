@@ -154,7 +154,10 @@ impl RegionPool {
         }
         // One of which the least is held, for a path that has just ended may have left leases.
         let best = (0..free.len()).min_by_key(|i| free[*i].slots.lent_pages());
-        let owner = best.map(|i| free.swap_remove(i));
+        let mut owner = best.map(|i| free.swap_remove(i));
+        if let Some(owner) = &mut owner {
+            owner.zaps = 0;
+        }
         Ok(PathRegion { owner, pool: Arc::clone(&self.shared) })
     }
 }
@@ -260,7 +263,7 @@ impl PathRegion {
         self.owner.as_ref().map_or(0..0, |o| o.part.addresses())
     }
 
-    /// Calls that unmapped pages, since the part exists.
+    /// Calls that unmapped pages, since the path has the part.
     pub(crate) fn zaps(&self) -> u64 {
         self.owner.as_ref().map_or(0, |o| o.zaps)
     }
@@ -335,7 +338,7 @@ impl MapTarget {
 
 /// Pages of a message's payload as TCP received them: a lease. They stay where they are, with the bytes that they have, until this is
 /// dropped, whatever becomes of connection and region. Begins at a multiple of the page size.
-pub(crate) struct MappedPages {
+pub struct MappedPages {
     /// All mapped.
     run: Run,
 }

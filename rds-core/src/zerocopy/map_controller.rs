@@ -64,6 +64,25 @@ impl MapController {
         self
     }
 
+    /// The mode that is set.
+    #[must_use]
+    pub const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether messages of `len` bytes may ever be mapped as things are: if so, [`MapController::choose`] is to be asked for each of
+    /// them before any byte of it is read.
+    #[must_use]
+    pub const fn is_eligible(&self, len: usize, announced: bool) -> bool {
+        let whole = len >= self.page_size && len.is_multiple_of(self.page_size);
+        announced
+            && match self.mode {
+                Mode::Off => false,
+                Mode::On => whole,
+                Mode::Auto => whole && !self.local_peer && len >= AUTO_MINIMUM,
+            }
+    }
+
     /// Whether to map a message of `len` bytes. `announced`: the peer said on this connection that it sends by the
     /// pattern; without it nothing is mapped in any mode.
     pub fn choose(&mut self, now: Time, len: usize, announced: bool) -> bool {
