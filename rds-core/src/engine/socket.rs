@@ -12,6 +12,7 @@ use super::mailbox::Mailbox;
 use super::shared::Shared;
 use super::{Engine, SendError};
 use crate::proto::{self, SocketId};
+use crate::zerocopy::Mode;
 
 /// No timeout.
 const FOR_EVER: u64 = u64::MAX;
@@ -98,6 +99,13 @@ impl Socket {
             let writable = core.node.watch_writable(self.id());
             self.mailbox.set_writable(&mut self.mailbox.back(), writable);
         }
+    }
+
+    /// Sets whether large messages to this socket are mapped when they are received, whatever the node and the path say; `None` for as they
+    /// say. `On` maps what can be, also where it costs more and from peers on this host, which could change what they sent; `Off` copies. Applies
+    /// to messages that come from now on.
+    pub fn set_zero_copy_receive(&self, mode: impl Into<Option<Mode>>) {
+        self.mailbox.set_receive_mode(mode.into());
     }
 
     /// Limits how long sends block; `None` (default) for ever.
