@@ -5,6 +5,7 @@ mod common;
 use common::paged::{PAGE, Paged};
 use common::{LONG, builder, net, pattern};
 use rds_client::{Event, Lease, Mode, Node, Socket};
+use rds_core::zerocopy::ReceiveCounts;
 
 /// A node that maps, and a socket.
 fn mapping() -> (impl Fn(u8) -> std::net::IpAddr, Node, Socket) {
@@ -45,4 +46,53 @@ fn large_messages_come_in_their_own_pages() {
     println!("{mapped} of 400");
     assert!(mapped >= 380, "{mapped} of 400");
     drop(sender.join().unwrap());
+}
+
+/// What a node counted.
+fn counts(node: &Node) -> ReceiveCounts {
+    node.snapshot().zero_copy.recv.counts
+}
+
+/// Two nodes with zero copy on, both ways.
+fn both() -> (Node, Node, Socket, Socket) {
+    let net = net();
+    let node = |host| {
+        let builder = builder(net(host)).zero_copy_send(Mode::On).zero_copy_receive(Mode::On);
+        builder.congestion_control("reno").open().unwrap()
+    };
+    let (a, b) = (node(1), node(2));
+    let (alice, bob) = (a.bind(1000).unwrap(), b.bind(2000).unwrap());
+    for socket in [&alice, &bob] {
+        socket.set_recv_timeout(Some(LONG));
+        socket.set_send_timeout(Some(LONG));
+    }
+    (a, b, alice, bob)
+}
+
+fn flow(len: usize, count: u64) {
+    let (a, b, alice, bob) = both();
+    let to = bob.local_addr();
+    let sender = std::thread::spawn(move || {
+        for i in 0..count {
+            alice.send_owned(pattern(i % 17, len), to).unwrap();
+        }
+        alice
+    });
+    for i in 0..count {
+        assert!(*lease(&bob) == *pattern(i % 17, len), "message {i}");
+    }
+    let counts = counts(&b);
+    println!("{len}: {counts:?} {:?}", counts.mapped_ratio());
+    assert!(counts.mapped_ratio().unwrap() >= 0.95, "{counts:?}");
+    drop((sender.join().unwrap(), a));
+}
+
+#[test]
+fn between_own_nodes_large_messages_of_64_kib_are_mapped() {
+    flow(64 << 10, 3000);
+}
+
+#[test]
+fn between_own_nodes_large_messages_of_1_mib_are_mapped() {
+    flow(1 << 20, 300);
 }

@@ -132,7 +132,9 @@ impl Conn {
     }
 
     fn read(&mut self, shared: &Shared, buffer: &mut [u8]) -> io::Result<Read> {
-        let mapper = self.mapper.get_or_insert_with(|| Mapper::new(&shared.maps, self.id, self.peer));
+        let mapper = self.mapper.get_or_insert_with(|| {
+            Mapper::new(&shared.maps, self.id, self.peer, shared.pins.modes(self.peer).1)
+        });
         let mut stream = &self.link.stream;
         if mapper.is_exact() {
             return mapper.read(shared.now(), stream, self.hangup, &mut self.target, &shared.pool, buffer);

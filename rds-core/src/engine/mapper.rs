@@ -75,11 +75,11 @@ pub(super) struct Mapper {
 }
 
 impl Mapper {
-    pub(super) fn new(maps: &Arc<Maps>, id: ConnId, peer: IpAddr) -> Self {
+    pub(super) fn new(maps: &Arc<Maps>, id: ConnId, peer: IpAddr, mode: Mode) -> Self {
         Self {
             id,
             maps: Arc::clone(maps),
-            path: maps.add(id, peer),
+            path: maps.add(id, peer, mode),
             region: None,
             unavailable: false,
             exact: false,

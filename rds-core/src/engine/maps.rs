@@ -1,10 +1,11 @@
 //! Receiving by mapping, as all connections of a node share it: address space, settings, counters.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::ZeroCopy;
+use super::pins::is_local;
 use crate::info::{NodeReceiveZeroCopy, ReceiveZeroCopy};
 use crate::proto::ConnId;
 use crate::sys::region::{PathRegion, RegionPool, page_size};
@@ -22,17 +23,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether an address is one of this host's.
-fn is_local(address: IpAddr) -> bool {
-    address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
-}
-
 pub(crate) struct Maps {
     settings: ZeroCopy,
     page_size: usize,
     /// Made when the first path wants it; `None` within: the kernel does not map.
     regions: OnceLock<Option<RegionPool>>,
-    modes: Mutex<HashMap<IpAddr, Mode>>,
     paths: Mutex<HashMap<ConnId, Arc<MapPath>>>,
     /// Of paths that are gone.
     past: Mutex<ReceiveCounts>,
@@ -64,7 +59,6 @@ impl Maps {
             settings,
             page_size: page_size(),
             regions: OnceLock::new(),
-            modes: Mutex::default(),
             paths: Mutex::default(),
             past: Mutex::default(),
         })
@@ -74,21 +68,15 @@ impl Maps {
         self.page_size
     }
 
-    /// Sets the mode of the connections to a peer, present and later ones; `None`: as the node's.
-    pub(crate) fn set_mode(&self, peer: IpAddr, mode: Option<Mode>) {
-        match mode {
-            Some(mode) => lock(&self.modes).insert(peer, mode),
-            None => lock(&self.modes).remove(&peer),
-        };
-        let mode = mode.unwrap_or(self.settings.receive);
+    /// Sets the mode of the connections that there are to a peer.
+    pub(crate) fn set_mode(&self, peer: IpAddr, mode: Mode) {
         for path in lock(&self.paths).values().filter(|path| path.peer == peer) {
             path.state().controller.set_mode(mode);
         }
     }
 
     /// A connection begins.
-    pub(super) fn add(&self, id: ConnId, peer: IpAddr) -> Arc<MapPath> {
-        let mode = lock(&self.modes).get(&peer).copied().unwrap_or(self.settings.receive);
+    pub(super) fn add(&self, id: ConnId, peer: IpAddr, mode: Mode) -> Arc<MapPath> {
         let controller = MapController::new(mode, is_local(peer)).with_page_size(self.page_size);
         let (counts, lent_pages, used_pages) = (ReceiveCounts::default(), 0, 0);
         let path =

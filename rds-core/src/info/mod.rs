@@ -5,5 +5,6 @@ mod snapshot;
 
 pub use counters::{Counter, Counters};
 pub use snapshot::{
-    ConnectionInfo, MessageInfo, NodeReceiveZeroCopy, PeerInfo, ReceiveZeroCopy, Snapshot, SocketInfo,
+    ConnectionInfo, ConnectionZeroCopy, MessageInfo, NodeReceiveZeroCopy, NodeZeroCopy, PeerInfo,
+    ReceiveZeroCopy, SendZeroCopy, Snapshot, SocketInfo,
 };

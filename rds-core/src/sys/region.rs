@@ -259,6 +259,7 @@ impl PathRegion {
     }
 
     /// The addresses of the part.
+    #[cfg(test)]
     pub(crate) fn addresses(&self) -> Range<usize> {
         self.owner.as_ref().map_or(0..0, |o| o.part.addresses())
     }

@@ -141,6 +141,23 @@ pub struct SendCounts {
     pub fallbacks: Fallbacks,
 }
 
+impl SendCounts {
+    /// Adds another path's.
+    pub fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.bytes += other.bytes;
+        self.notified += other.notified;
+        self.copied += other.copied;
+        self.reaps += other.reaps;
+        self.records += other.records;
+        self.unknown += other.unknown;
+        self.fallbacks.budget += other.fallbacks.budget;
+        self.fallbacks.notifications += other.fallbacks.notifications;
+        self.fallbacks.refused += other.fallbacks.refused;
+        self.fallbacks.unpinnable += other.fallbacks.unpinnable;
+    }
+}
+
 /// Pages pinned by all paths of a node.
 #[derive(Debug, Default)]
 pub struct Gauge {
@@ -559,12 +576,7 @@ impl<H: Held> SendPath<H> {
                 self.reap_cost.store(if before == 0 { each } else { (before * 7 + each) / 8 }, Relaxed);
             }
         }
-        let mut all = lock(&self.counts);
-        all.reaps += counts.reaps;
-        all.records += counts.records;
-        all.notified += counts.notified;
-        all.copied += counts.copied;
-        all.unknown += counts.unknown;
+        lock(&self.counts).add(&counts);
         counts.notified
     }
 
@@ -594,16 +606,7 @@ impl<H: Held> SendPath<H> {
     /// then no call is made on the path again.
     pub fn finish<W: Wire<Held = H>>(&self, wire: &mut W, released: &mut Vec<Chunk>) -> bool {
         self.reap(wire, released);
-        if self.ledger.outstanding() > 0 {
-            return false;
-        }
-        // Nothing is outstanding, so this takes nothing; but no call may begin.
-        let mut out = Vec::new();
-        self.ledger.finish(&mut out);
-        for left in out {
-            self.let_go(left, released);
-        }
-        true
+        self.ledger.finish_idle()
     }
 
     // ---- looking -------------------------------------------------------------------------------------------------
