@@ -1,6 +1,8 @@
 //! Nodes for tests: each pair at addresses of its own, so that tests run side by side.
 #![allow(dead_code, reason = "not every test uses everything")]
 
+pub(crate) mod paged;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::Duration;

@@ -77,6 +77,13 @@ impl Node {
         Some(buffer)
     }
 
+    /// The socket to which the message goes within which the connection stands.
+    #[must_use]
+    pub fn target_socket(&self, conn: ConnId) -> Option<SocketId> {
+        let partial = self.conns.get(conn)?.partial.as_ref()?;
+        self.local.by_port(partial.header.dport)
+    }
+
     /// Gives the buffer of [`Node::take_target`] back after 0 or more bytes were appended, never more than were missing.
     pub fn return_target(
         &mut self,
