@@ -90,7 +90,7 @@ impl Pair {
             ledger: Ledger::new(),
             queue: ErrorQueue::new(),
             gather: Gather::default(),
-            region: RegionPool::new(1, REGION, 1 << 20)?.take()?,
+            region: RegionPool::new(1, REGION, 1 << 20, u64::MAX)?.take()?,
             buffer: vec![0; 256 << 10],
         })
     }
@@ -112,7 +112,7 @@ impl Pair {
                 // A header that did not come with the last page, or pages that TCP has cut.
                 let mut skip = left - whole as usize * page_size();
                 if whole > 0 {
-                    let mut target = self.region.target(whole.min(pages)).ok_or(io::ErrorKind::OutOfMemory)?;
+                    let mut target = self.region.target(whole.min(pages)).map_err(|_| io::ErrorKind::OutOfMemory)?;
                     let with_header = (whole <= pages).then_some(&mut header);
                     let got = target.receive(self.receiver.as_fd(), with_header)?;
                     drop(self.region.finish(target));

@@ -206,6 +206,8 @@ impl Parent<'_, '_> {
             self.measure(begin, &mut percents);
         }
         let end = self.moment();
+        // While there are connections to tell about.
+        let zero_copy = ZeroCopy::new(self.local.zero_copy, &self.node.snapshot());
         self.gate.advance(Phase::Stopping);
         // The end of the connection is the end of the passive side's run, too.
         let _ = control.shutdown(Shutdown::Both);
@@ -213,15 +215,14 @@ impl Parent<'_, '_> {
             self.sleep_until(Instant::now() + self.local.schedule.drain, |e| matches!(e, Event::TaskEnded));
         }
         self.gate.advance(Phase::Ended);
-        let snapshot = self.node.snapshot();
         let mut summary = Summary {
             elapsed: if begun { end.at - begin.at } else { Duration::ZERO },
             counts: if begun { end.counts - begin.counts } else { Counts::default() },
             rtt: RoundTrips::default(),
             cpu: end.cpu.since(begin.cpu),
             verify_errors: 0,
-            zero_copy: ZeroCopy::new(self.local.zero_copy, &snapshot),
-            counters: snapshot.counters,
+            zero_copy,
+            counters: self.node.snapshot().counters,
             failure: None,
         };
         self.soakers = None;
