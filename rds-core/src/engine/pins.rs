@@ -253,6 +253,7 @@ impl Pins {
             pin_limit: (limit != u64::MAX).then(|| limit.saturating_mul(page)),
             memlock: self.limits.memlock,
             optmem: self.limits.optmem,
+            pool_bytes: 0,
             leaked_calls: LEAKED.load(Relaxed),
             send,
         }
