@@ -10,6 +10,7 @@
 //! * [`budget`]: pages that may be pinned, for a node and for each of its sockets.
 //! * [`controller`], [`map_controller`]: whether a message is pinned when sent, or mapped when received.
 //! * [`compare`]: what two ways of moving a message cost, measured seldom and judged robustly.
+//! * [`slots`]: which pages of a region are filled next, and when those that were used are unmapped.
 //! * [`mode`]: settings of the controllers, and what they report.
 
 pub mod budget;
@@ -22,6 +23,7 @@ pub mod mode;
 pub mod plan;
 mod probe;
 pub mod shared;
+pub mod slots;
 pub mod writer;
 
 pub use budget::{Budget, Full, Limits, Share, WhenFull};
@@ -32,6 +34,7 @@ pub use map_controller::MapController;
 pub use mode::{Decision, Mode, Reason};
 pub use plan::{Call, Piece, next_call};
 pub use shared::SharedLedger;
+pub use slots::Slots;
 pub use writer::{
     Ending, Fallbacks, Gauge, Held, PathSettings, Refusal, SendCounts, SendPath, Stop, Wire, Writer, Wrote,
 };
