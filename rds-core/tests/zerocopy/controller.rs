@@ -54,6 +54,11 @@ impl Controller for Sender {
     }
 }
 
+/// Runs of each case, with seeds from 0 on: `RDS_CONTROLLER_SEEDS=100` for more.
+fn seeds() -> std::ops::Range<u64> {
+    0..std::env::var("RDS_CONTROLLER_SEEDS").map_or(3, |n| n.parse().expect("a number of seeds"))
+}
+
 /// Warms up, then runs: the cost of the latter. Exploration is checked by the bytes of the way that costs more.
 fn cost_after_warm_up(path: &Path, local_peer: bool, kib: usize, seed: u64) -> Cost {
     let mut sender = Sender::new(Mode::Auto, local_peer);
@@ -74,7 +79,7 @@ fn auto_costs_at_most_3_percent_more_than_the_better_mode_at_every_size() {
         for local_peer in [false, true] {
             for kib in SIZES {
                 let mut sum = 0.0;
-                for seed in 0..10 {
+                for seed in seeds() {
                     // A local peer whose path does not copy is found out by the first probe, after a second.
                     let mut sender = Sender::new(Mode::Auto, local_peer);
                     let mut run = sender.run(seed);
@@ -84,7 +89,7 @@ fn auto_costs_at_most_3_percent_more_than_the_better_mode_at_every_size() {
                     sum += cost.ratio();
                     worst = worst.max(cost.ratio());
                 }
-                println!("{name}, local peer {local_peer}, {kib} KiB: mean {:.4}", sum / 10.0);
+                println!("{name}, local peer {local_peer}, {kib} KiB: mean {:.4}", sum / seeds().end as f64);
             }
         }
     }
@@ -94,7 +99,7 @@ fn auto_costs_at_most_3_percent_more_than_the_better_mode_at_every_size() {
 #[test]
 fn exploration_takes_at_most_1_percent_of_the_bytes_after_the_warm_up() {
     for kib in SIZES {
-        for seed in 0..10 {
+        for seed in seeds() {
             let cost = cost_after_warm_up(&LOOPBACK, false, kib, seed);
             assert!(cost.zero_copy_bytes * 100 <= cost.bytes, "loopback, {kib} KiB: {cost:?}");
             let cost = cost_after_warm_up(&DEAR, false, kib, seed);
@@ -113,7 +118,7 @@ fn exploration_takes_at_most_1_percent_of_the_bytes_after_the_warm_up() {
 #[test]
 fn a_mix_of_sizes_costs_at_most_3_percent_more_and_explores_at_most_1_percent() {
     for (name, path) in [("loopback", LOOPBACK), ("no copy", NO_COPY)] {
-        for seed in 0..20 {
+        for seed in seeds() {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut sender = Sender::new(Mode::Auto, false);
             let mut run = sender.run(seed);
@@ -131,11 +136,11 @@ fn a_mix_of_sizes_costs_at_most_3_percent_more_and_explores_at_most_1_percent() 
 #[test]
 fn a_pattern_of_the_program_cannot_hide_one_mode_from_the_other() {
     // Two sizes of one class in turns, and bursts of one size: exploration must not be in step with them.
-    for seed in 0..10 {
+    for seed in seeds() {
         for (name, path) in [("dear", DEAR), ("no copy", NO_COPY)] {
             let mut sender = Sender::new(Mode::Auto, false);
             let mut run = sender.run(seed);
-            let len = |i: u32| if i % 2 == 0 { 66 << 10 } else { 126 << 10 };
+            let len = |i: u32| if i.is_multiple_of(2) { 66 << 10 } else { 126 << 10 };
             run.messages(500, &path, len);
             within_3_percent(run.messages(30_000, &path, len), &format!("{name}, in turns, seed {seed}"));
             let len = |i: u32| if i % 200 < 100 { 66 << 10 } else { 126 << 10 };
@@ -156,7 +161,7 @@ fn a_change_in_mid_run_is_noticed_and_costs_at_most_3_percent_more() {
     ];
     for (name, before, after) in changes {
         for kib in [64, 256, 1024] {
-            for seed in 0..10 {
+            for seed in seeds() {
                 let mut sender = Sender::new(Mode::Auto, false);
                 let mut run = sender.run(seed);
                 run.messages(500, &before, |_| kib << 10);
