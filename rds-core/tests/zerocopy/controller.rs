@@ -336,6 +336,18 @@ fn modes_have_the_names_of_the_settings() {
     assert!("On".parse::<Mode>().is_err());
 }
 
+#[test]
+fn the_state_is_in_the_snapshots_form() {
+    let mut sender = Sender::new(Mode::Auto, false);
+    sender.run(1).messages(1000, &LOOPBACK, |_| 65536);
+    let state = sender.controller.state();
+    let json = serde_json::to_value(&state).expect("plain values");
+    assert_eq!((json["mode"].as_str(), json["reason"].as_str()), (Some("auto"), Some("copied")));
+    assert_eq!(json["next_probe"].as_u64(), state.next_probe.map(Time::as_nanos));
+    assert_eq!(json["sizes"][0]["from"].as_u64(), Some(65536));
+    assert_eq!(state.reason.to_string(), "the kernel copies what is pinned");
+}
+
 proptest! {
     #[test]
     fn nothing_that_is_measured_or_notified_makes_it_panic_or_explore_more(
