@@ -20,13 +20,13 @@ const CLASSES: usize = 9;
 /// The smallest is 2 to the power of this.
 const SMALLEST: u32 = 12;
 /// Samples kept of each way.
-const WINDOW: usize = 32;
+const WINDOW: usize = 64;
 /// Fewer samples decide nothing.
 const ENOUGH: usize = 8;
 /// From so many on a small gain is believed.
-const MANY: usize = 24;
+const MANY: usize = 48;
 /// Messages of each size that go either way at first.
-const WARM_UP: u32 = 24;
+const WARM_UP: u32 = 48;
 /// Exploration: one byte in so many.
 const SHARE: u64 = 100;
 /// Messages whose exploration may be saved up.
@@ -251,7 +251,7 @@ pub struct Pick {
     kind: Kind,
 }
 
-/// Both ways of one path and direction. No call allocates, but [`sizes`](Self::sizes).
+/// Both ways of one path and direction, some 10 KiB. No call allocates, but [`sizes`](Self::sizes).
 #[derive(Clone, Debug)]
 pub struct Comparison {
     classes: [Class; CLASSES],
