@@ -166,28 +166,33 @@ impl Conn {
             }
             more = node.return_target(now, self.id, target, &mut inbox).more;
         }
-        let mut used = 0;
+        let (mut used, mut large) = (0, (0, 0));
         if more && !input.is_empty() {
             let received = node.receive(now, self.id, input, &mut inbox);
             used = received.consumed;
             more = received.more;
+            large = received.large;
         }
         if more {
             self.target = node.take_target(self.id);
         }
-        let large = self.target.is_some().then(|| (node.peer_segments(self.id), node.target_socket(self.id)));
+        let known = self.target.is_some() || large.0 > 0;
+        let known = known.then(|| (node.peer_segments(self.id), node.target_socket(self.id)));
         drop(inbox);
-        let large = large.map(|(announced, socket)| {
+        let known = known.map(|(announced, socket)| {
             (announced, socket.and_then(|socket| core.mailbox(socket)?.receive_mode()))
         });
         core.dispatch(now);
         *dirty |= core.is_unsettled();
         std::mem::swap(&mut core.wakes, wakes);
         drop(core);
-        if let (Some(target), Some(mapper), Some((announced, wanted))) =
-            (&self.target, &mut self.mapper, large)
-        {
-            mapper.begin(now, target, announced, wanted);
+        if let (Some((announced, wanted)), Some(mapper)) = (known, &mut self.mapper) {
+            if large.0 > 0 {
+                mapper.passed(large, announced);
+            }
+            if let Some(target) = &self.target {
+                mapper.begin(now, target, announced, wanted);
+            }
         }
         self.paused = !more;
         self.pending.extend_from_slice(&input[used..]);

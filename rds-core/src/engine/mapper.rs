@@ -22,6 +22,7 @@ use crate::proto::{ConnId, Time};
 use crate::sys::cpu::thread_cpu_time;
 use crate::sys::region::{MapTarget, NoRoom, PathRegion};
 use crate::wire::HEADER_LEN;
+use crate::zerocopy::map_controller::AUTO_MINIMUM;
 use crate::zerocopy::{CopyReason, Mode};
 
 /// So many reads between messages without a large one, and headers are no longer looked for.
@@ -155,6 +156,34 @@ impl Mapper {
             state.counts.zaps = region.zaps();
         }
         self.large = Some(Large { len, copied, cpu });
+    }
+
+    /// Large messages came whole with what was read at once: bytes of all, and of the largest.
+    pub(super) fn passed(&mut self, large: (u64, u32), announced: bool) {
+        let mut state = self.path.state();
+        let len = large.1 as usize;
+        let reason = if self.unavailable {
+            CopyReason::Unavailable
+        } else if !state.controller.is_eligible(len, announced) {
+            self.ineligible(state.controller.mode(), len, announced)
+        } else if self.exact {
+            CopyReason::Unaligned
+        } else {
+            (self.exact, self.active, self.quiet) = (true, true, 0);
+            CopyReason::Late
+        };
+        state.counts.copied(reason, usize::try_from(large.0).unwrap_or(usize::MAX));
+    }
+
+    /// Why a message may not be mapped.
+    fn ineligible(&self, mode: Mode, len: usize, announced: bool) -> CopyReason {
+        let whole = len.is_multiple_of(self.maps.page_size());
+        match mode {
+            Mode::Off => CopyReason::Setting,
+            _ if !announced => CopyReason::NotAnnounced,
+            Mode::Auto if whole && len >= AUTO_MINIMUM => CopyReason::Controller,
+            _ => CopyReason::Length,
+        }
     }
 
     /// The path's address space.

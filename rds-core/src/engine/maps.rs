@@ -116,8 +116,8 @@ impl Maps {
     pub(crate) fn info(&self) -> NodeReceiveZeroCopy {
         let mut counts = *lock(&self.past);
         lock(&self.paths).values().for_each(|path| counts.add(&path.state().counts));
-        let mapped_bytes = self.regions.get().and_then(Option::as_ref).map_or(0, RegionPool::bytes_in_use);
-        NodeReceiveZeroCopy { mapped_bytes, map_limit: self.settings.map_limit, counts }
+        let region_bytes = self.regions.get().and_then(Option::as_ref).map_or(0, RegionPool::bytes_in_use);
+        NodeReceiveZeroCopy { region_bytes, map_limit: self.settings.map_limit, counts }
     }
 
     /// One connection.

@@ -129,7 +129,7 @@ pub struct SendZeroCopy {
 #[non_exhaustive]
 pub struct NodeReceiveZeroCopy {
     /// Bytes of pages that are being filled or held, or are free and still mapped.
-    pub mapped_bytes: u64,
+    pub region_bytes: u64,
     /// Limit of the same.
     pub map_limit: u64,
     /// What was done, all connections together.

@@ -18,7 +18,7 @@ use super::{Decision, Mode, Reason};
 use crate::proto::Time;
 
 /// Least length that `auto` maps, in bytes.
-const AUTO_MINIMUM: usize = 64 << 10;
+pub const AUTO_MINIMUM: usize = 64 << 10;
 /// A share of messages not mapped whole that is too many.
 const TOO_MANY: f32 = 0.1;
 /// The first try again. The sender begins each message anew, so what broke the alignment is often over at once.
