@@ -112,13 +112,15 @@ impl Pair {
                 // A header that did not come with the last page, or pages that TCP has cut.
                 let mut skip = left - whole as usize * page_size();
                 if whole > 0 {
-                    let mut target = self.region.target(whole.min(pages)).map_err(|_| io::ErrorKind::OutOfMemory)?;
+                    let mut target =
+                        self.region.target(whole.min(pages)).map_err(|_| io::ErrorKind::OutOfMemory)?;
                     let with_header = (whole <= pages).then_some(&mut header);
                     let got = target.receive(self.receiver.as_fd(), with_header)?;
                     drop(self.region.finish(target));
                     done.calls += 1;
                     done.mapped += got.bytes as u64;
-                    left = left.checked_sub(got.bytes + got.header_bytes).ok_or(io::ErrorKind::InvalidData)?;
+                    left =
+                        left.checked_sub(got.bytes + got.header_bytes).ok_or(io::ErrorKind::InvalidData)?;
                     skip = got.skip_hint as usize;
                 }
                 left -= self.read(skip.min(left))?;

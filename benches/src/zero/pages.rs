@@ -6,8 +6,8 @@ use rds_core::bench::{Exchanged, Pair};
 
 use super::Bench;
 use super::figures::{size, table};
-use super::single::{Row, Single, thread_cpu};
 use super::place::Path;
+use super::single::{Row, Single, thread_cpu};
 
 /// The benchmark.
 #[derive(clap::Args, Clone, Debug)]
@@ -25,7 +25,8 @@ pub(crate) struct Pages {
 impl Bench for Pages {
     fn run(&self) -> Result<(), String> {
         let rows = self.single.compare(Path::Loopback, &self.pages, |pages, messages| {
-            let mut pair = Pair::open(IpAddr::from([127, 55, 40, 1]), self.size).map_err(|e| e.to_string())?;
+            let mut pair =
+                Pair::open(IpAddr::from([127, 55, 40, 1]), self.size).map_err(|e| e.to_string())?;
             let mut once = |messages| pair.map(messages, pages).map_err(|e| e.to_string());
             once(messages / 10 + 1)?;
             let before = thread_cpu();
@@ -42,8 +43,19 @@ impl Bench for Pages {
                 ],
             })
         })?;
-        println!("{} messages in one thread, sent by zero copy and mapped, by the most pages a call maps\n", size(self.size));
-        let heading = ["pages a call", "CPU ns a KiB, best", "median", "messages a CPU second", "pages a call, seen", "mapped", "CPU to the last"];
+        println!(
+            "{} messages in one thread, sent by zero copy and mapped, by the most pages a call maps\n",
+            size(self.size)
+        );
+        let heading = [
+            "pages a call",
+            "CPU ns a KiB, best",
+            "median",
+            "messages a CPU second",
+            "pages a call, seen",
+            "mapped",
+            "CPU to the last",
+        ];
         println!("{}", table(&heading, &rows));
         Ok(())
     }

@@ -29,10 +29,7 @@ pub(crate) enum Place {
     /// The namespace of this process.
     Here,
     /// A private one.
-    Namespace {
-        namespace: &'static Namespace,
-        pass: Option<XdpPass<'static>>,
-    },
+    Namespace { namespace: &'static Namespace, pass: Option<XdpPass<'static>> },
 }
 
 impl Place {
