@@ -532,6 +532,13 @@ impl Socket {
         self.0.set_send_timeout(timeout);
     }
 
+    /// Sets whether large messages to this socket are mapped when they are received, whatever the node and the path say;
+    /// `None` for as they say. [`Mode::On`] maps what can be, also where it costs more, and from peers on this host, which could
+    /// change what they sent; [`Mode::Off`] copies. Applies to messages that come from now on.
+    pub fn set_zero_copy_receive(&self, mode: impl Into<Option<Mode>>) {
+        self.0.set_zero_copy_receive(mode);
+    }
+
     /// Limits how long receives block; `None` (default) for ever.
     pub fn set_recv_timeout(&self, timeout: Option<Duration>) {
         self.0.set_recv_timeout(timeout);
