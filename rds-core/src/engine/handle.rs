@@ -167,8 +167,8 @@ impl Engine {
     fn add_zero_copy(&self, core: &Core, snapshot: &mut Snapshot) {
         let (pins, maps) = (&self.shared().pins, &self.shared().maps);
         snapshot.zero_copy = pins.info(core.links().map(|link| link.path().counts()));
-        snapshot.zero_copy.recv = maps.info();
         snapshot.zero_copy.pool_bytes = self.shared().pool.free_bytes();
+        snapshot.zero_copy.recv = maps.info();
         for connection in snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections) {
             if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {
                 connection.zero_copy.send = Some(link.info(pins.now()));
