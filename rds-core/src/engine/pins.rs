@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::ZeroCopy;
 use super::parker::Parker;
-use crate::info::NodeZeroCopy;
+use crate::info::{NodeReceiveZeroCopy, NodeZeroCopy};
 use crate::proto::Time;
 use crate::sys::limits::MemoryLimits;
 use crate::wire::HEADER_LEN;
@@ -267,6 +267,7 @@ impl Pins {
             pool_bytes: 0,
             leaked_calls: LEAKED.load(Relaxed),
             send,
+            recv: NodeReceiveZeroCopy::default(),
         }
     }
 }
@@ -277,6 +278,6 @@ pub(crate) fn leaked(calls: u64) {
 }
 
 /// Whether an address is one of this host's.
-fn is_local(address: IpAddr) -> bool {
+pub(crate) fn is_local(address: IpAddr) -> bool {
     address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
 }
