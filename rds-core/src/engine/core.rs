@@ -48,14 +48,14 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(node: Node) -> Self {
+    pub(crate) fn new(node: Node, pool_limit: u64) -> Self {
         Self {
             node,
             mailboxes: Vec::new(),
             links: Vec::new(),
             io: VecDeque::new(),
             retry: Vec::new(),
-            pool: Pool::new(),
+            pool: Pool::with_limit(pool_limit),
             copied_in: 0,
             pressed: Arc::default(),
             wakes: Wakes::default(),

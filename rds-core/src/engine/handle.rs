@@ -66,9 +66,17 @@ impl Engine {
         let listen_addr = listener.local_addr().map_err(io)?;
         let pins = Pins::new(options.zero_copy, origin);
         let (reactor, waker) = Reactor::new(listener, Arc::clone(&pins)).map_err(io)?;
+        let pool_limit = options.zero_copy.pool_limit;
         let right = Arc::new(PollRight::new(waker));
-        let shared =
-            Arc::new(Shared::new(options, listen_addr, Core::new(node), reactor, right, origin, pins));
+        let shared = Arc::new(Shared::new(
+            options,
+            listen_addr,
+            Core::new(node, pool_limit),
+            reactor,
+            right,
+            origin,
+            pins,
+        ));
         let engine = Self(Arc::new(Inner { shared: Arc::clone(&shared), background: Mutex::new(None) }));
         // Nobody polls yet, so nothing is accepted before the sockets are there.
         let sockets = ports.iter().map(|port| engine.bind(*port)).collect::<Result<_, _>>()?;
@@ -159,6 +167,7 @@ impl Engine {
     fn add_zero_copy(&self, core: &Core, snapshot: &mut Snapshot) {
         let (pins, maps) = (&self.shared().pins, &self.shared().maps);
         snapshot.zero_copy = pins.info(core.links().map(|link| link.path().counts()));
+        snapshot.zero_copy.pool_bytes = self.shared().pool.free_bytes();
         snapshot.zero_copy.recv = maps.info();
         for connection in snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections) {
             if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {

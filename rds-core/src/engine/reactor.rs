@@ -65,8 +65,10 @@ pub(crate) struct Reactor {
     pub(super) wakes: Wakes,
     pub(super) log: Log,
     pub(super) pins: Arc<Pins>,
-    /// When paths are looked at next, while something is pinned or was lately.
+    /// When paths and the pool are looked at next, while something is pinned, or buffers are free.
     tick_at: Option<Instant>,
+    /// When the pool may be trimmed next.
+    trim_at: Option<Instant>,
 }
 
 impl Reactor {
@@ -93,6 +95,7 @@ impl Reactor {
             log: Log::default(),
             pins,
             tick_at: None,
+            trim_at: None,
         };
         Ok((reactor, waker))
     }
@@ -364,9 +367,13 @@ impl Reactor {
         }
     }
 
-    /// Ends paths whose peer has taken nothing for too long: what is pinned for it must not stay so for ever.
+    /// Ends paths whose peer has taken nothing for too long: what is pinned for it must not stay so for ever. And gives free buffers
+    /// that nobody needs back to the system.
     fn tick(&mut self, shared: &Shared) {
         if self.tick_at.is_none() && !self.pins.ticking.load(SeqCst) {
+            if shared.pool.free_bytes() > 0 {
+                self.tick_at = Some(Instant::now() + TICK);
+            }
             return;
         }
         let now = Instant::now();
@@ -390,7 +397,12 @@ impl Reactor {
         if busy {
             self.pins.ticking.store(true, SeqCst);
         }
-        self.tick_at = busy.then(|| now + TICK.min(limit / 2).max(Duration::from_millis(1)));
+        if self.trim_at.is_none_or(|at| at <= now) {
+            shared.pool.trim();
+            self.trim_at = Some(now + TICK);
+        }
+        self.tick_at = (busy || shared.pool.free_bytes() > 0)
+            .then(|| now + if busy { TICK.min(limit / 2).max(Duration::from_millis(1)) } else { TICK });
     }
 
     fn expire(&mut self, shared: &Shared) {

@@ -182,10 +182,9 @@ impl Socket {
 
     /// A payload of which nobody wants to know when it is free.
     fn detached(&self, payload: Owned, reserved: u32) -> Payload<'static> {
-        let terms = self.terms();
         Payload::Owned(match payload {
-            Owned::Bytes(bytes) if terms.mode.is_none() && reserved == 0 => Chunk::payload(bytes),
-            other => Chunk::of(other.lend_on(None, terms, reserved)),
+            Owned::Bytes(bytes) if self.send_mode().is_none() && reserved == 0 => Chunk::payload(bytes),
+            other => Chunk::of(other.lend_on(None, self.terms(), reserved)),
         })
     }
 
@@ -195,7 +194,7 @@ impl Socket {
         if shared.pins.settings.when_full == WhenFull::Copy || destination.ip() == self.mailbox.local.ip() {
             return Ok(0);
         }
-        shared.pins.reserve(&self.share, self.terms().mode, destination.ip(), len)
+        shared.pins.reserve(&self.share, self.send_mode(), destination.ip(), len)
     }
 
     fn reserve_blocking(&self, len: usize, destination: SocketAddr) -> Result<u32, SendError> {

@@ -122,11 +122,15 @@ impl Socket {
         self.send_mode.store(place.map_or(0, |n| n as u8 + 1), Relaxed);
     }
 
+    /// Whether this socket's payloads are sent without a copy; `None`: as their path says.
+    pub(super) fn send_mode(&self) -> Option<Mode> {
+        let n = usize::from(self.send_mode.load(Relaxed));
+        n.checked_sub(1).and_then(|n| MODES.get(n).copied())
+    }
+
     /// How payloads of this socket are sent.
     pub(super) fn terms(&self) -> Terms {
-        let n = usize::from(self.send_mode.load(Relaxed));
-        let mode = n.checked_sub(1).and_then(|n| MODES.get(n).copied());
-        Terms { mode, share: Some(Arc::clone(&self.share)) }
+        Terms { mode: self.send_mode(), share: Some(Arc::clone(&self.share)) }
     }
 
     /// Limits how long sends block; `None` (default) for ever.

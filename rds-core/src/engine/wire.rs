@@ -114,8 +114,14 @@ impl Wire for SocketWire<'_> {
         }
         let mut queue = self.pinning.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let queue = queue.get_or_insert_with(|| Box::new(ErrorQueue::new()));
+        let before = queue.truncated();
         if let Err(error) = queue.drain(self.stream.as_fd(), on) {
             tracing::error!(%error, "reading an error queue");
+        }
+        if queue.truncated() > before {
+            tracing::error!(
+                "a record of an error queue was cut short; what it told of counts as outstanding"
+            );
         }
     }
 }

@@ -85,6 +85,8 @@ pub struct NodeZeroCopy {
     pub memlock: Option<u64>,
     /// net.core.optmem_max in bytes.
     pub optmem: u64,
+    /// Bytes of free buffers that the node keeps.
+    pub pool_bytes: u64,
     /// Calls of this process that the kernel never said it was done with: what they held is never freed. 0 unless the kernel is at fault.
     pub leaked_calls: u64,
     /// Sending, all connections together.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::controller::ON_MINIMUM;
+use super::controller::{AUTO_MINIMUM, ON_MINIMUM};
 use super::{
     Budget, Choice, Decision, Full, Mode, Piece, Released, SendController, Share, SharedLedger, charge,
     next_call,
@@ -269,6 +269,15 @@ struct Controllers {
 }
 
 impl Controllers {
+    /// Whether a message is copied in any case, now and later: nothing to be remembered.
+    fn copies(&self, wanted: Option<Mode>, len: usize) -> bool {
+        match wanted.unwrap_or(self.mode) {
+            Mode::Off => true,
+            Mode::On => len < ON_MINIMUM,
+            Mode::Auto => len < AUTO_MINIMUM,
+        }
+    }
+
     fn choose(&mut self, now: Time, wanted: Option<Mode>, len: usize, local_peer: bool) -> Choice {
         match wanted.unwrap_or(self.mode) {
             Mode::Off => Choice::default(),
@@ -425,10 +434,12 @@ impl<H: Held> SendPath<H> {
             if found.is_none() && chunk.is_payload() && len >= ON_MINIMUM {
                 let controllers = controllers.get_or_insert_with(|| lock(&self.controllers));
                 let wanted = chunk.lent().and_then(|lent| lent.terms().mode);
-                let choice = controllers.choose(now, wanted, len, self.settings.local_peer);
-                found = Some(writer.decided.len());
-                let Choice { pin, measure } = choice;
-                writer.decided.push_back(Decided { end, len, pin, measure, cpu: Duration::ZERO });
+                if !controllers.copies(wanted, len) {
+                    let Choice { pin, measure } =
+                        controllers.choose(now, wanted, len, self.settings.local_peer);
+                    found = Some(writer.decided.len());
+                    writer.decided.push_back(Decided { end, len, pin, measure, cpu: Duration::ZERO });
+                }
             }
             writer.pieces.push(Piece { len, pinnable: found.is_some_and(|d| writer.decided[d].pin) });
             writer.which.push(found);
