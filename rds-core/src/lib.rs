@@ -5,6 +5,7 @@
 //! * [`proto`]: the protocol as a state machine without I/O, clock or threads.
 //! * [`info`]: counters and snapshots.
 //! * [`engine`]: drives [`proto`] over real sockets.
+//! * [`zerocopy`]: the logic of zero copy, as pure as [`proto`].
 //! * `sys`: raw system calls, the only home of `unsafe`.
 pub mod buffer;
 pub mod engine;
@@ -12,3 +13,4 @@ pub mod info;
 pub mod proto;
 mod sys;
 pub mod wire;
+pub mod zerocopy;

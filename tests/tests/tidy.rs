@@ -63,7 +63,7 @@ fn lines_where(files: &[(String, String)], wrong: impl Fn(&str) -> Option<String
 }
 
 #[test]
-fn wire_and_proto_know_neither_sockets_nor_clocks_nor_threads() {
+fn wire_proto_and_zerocopy_know_neither_sockets_nor_clocks_nor_threads() {
     const FORBIDDEN: &[&str] = &[
         "sys",
         "engine",
@@ -80,7 +80,7 @@ fn wire_and_proto_know_neither_sockets_nor_clocks_nor_threads() {
         "nix",
         "socket2",
     ];
-    for (room, more) in [("wire", &["proto", "info"][..]), ("proto", &[])] {
+    for (room, more) in [("wire", &["proto", "info"][..]), ("proto", &[]), ("zerocopy", &[])] {
         let found = lines_where(&files(&format!("rds-core/src/{room}"), &[".rs"]), |line| {
             identifiers(line)
                 .find(|i| FORBIDDEN.contains(i) || more.contains(i))
