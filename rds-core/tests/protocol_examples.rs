@@ -6,10 +6,10 @@ use rds_core::wire::{
     PORT_PROBE,
 };
 
-/// The examples of section 2.7: what each shows, and its bytes.
+/// The examples of section 2.8: what each shows, and its bytes.
 fn examples() -> Vec<(String, [u8; HEADER_LEN])> {
     let document = include_str!("../../docs/protocol.md");
-    let section = document.split("### 2.7 Worked examples").nth(1).expect("section 2.7");
+    let section = document.split("### 2.8 Worked examples").nth(1).expect("section 2.8");
     let block = section.split("```").nth(1).and_then(|b| b.strip_prefix("text\n")).expect("a block of text");
     let lines: Vec<_> = block.lines().collect();
     lines.chunks(2).map(|pair| (pair[0].to_owned(), bytes(pair[1]))).collect()

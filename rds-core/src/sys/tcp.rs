@@ -1,0 +1,197 @@
+//! What TCP says of a connection, and what it can be told.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use super::option;
+
+/// What the timestamp option takes of every segment (RFC 7323, appendix A).
+const TIMESTAMPS: u32 = 12;
+/// A TCP header without options.
+const TCP_HEADER: u32 = 20;
+/// The largest value that TCP_MAXSEG takes (MAX_TCP_WINDOW of Linux).
+const MAX_MSS: u32 = 32_767;
+/// More pages make no larger segment buffer: one holds 17 of them, and 3 segments of 5 pages fit best.
+const MAX_PAGES: u32 = 5;
+
+/// Bytes written to a TCP socket that the peer's TCP has not acknowledged (SIOCOUTQ, tcp(7)). Exact, and still valid after
+/// the peer's reset.
+///
+/// # Errors
+/// What the kernel says; not a TCP socket, for one.
+pub(crate) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ (TIOCOUTQ) stores one int at the address given, which is that of `value`; the descriptor is open for
+    // the length of the call because it is borrowed.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut value) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::try_from(value).unwrap_or(0))
+}
+
+/// Payload bytes of the segments that a connection sends now (tcpi_snd_mss of TCP_INFO, tcp(7)): without headers and
+/// options. Of a socket that is not connected, a default.
+///
+/// # Errors
+/// What the kernel says; not a TCP socket, for one.
+pub(crate) fn send_mss(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    // struct tcp_info of linux/tcp.h: 8 bytes of small fields, then tcpi_rto, tcpi_ato, tcpi_snd_mss.
+    let [_, _, _rto, _ato, mss] = option::get::<5>(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(mss)
+}
+
+/// Bounds the segments of a connection that is not made yet, or of all that a listener will accept, to `mss` bytes with
+/// options (TCP_MAXSEG, tcp(7)): our own, and, since it is announced, the peer's.
+///
+/// # Errors
+/// `InvalidInput` below 88 and above 32767.
+pub(crate) fn set_max_segment(socket: BorrowedFd<'_>, mss: u32) -> io::Result<()> {
+    let mss = libc::c_int::try_from(mss).map_err(|_| io::ErrorKind::InvalidInput)?;
+    option::set(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, mss)
+}
+
+/// The socket becomes readable when so many bytes are there, or the end (SO_RCVLOWAT, socket(7)). Must not exceed what
+/// certainly comes; the kernel itself bounds it by the receive buffer. 1 is the default.
+///
+/// # Errors
+/// What the kernel says.
+pub(crate) fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    option::set(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
+}
+
+/// The MTU of the path from `source` to `to` as the kernel knows it now (IP_MTU, ip(7); IPV6_MTU, ipv6(7)): that of the
+/// route's interface, unless a router told of a smaller one. Sends nothing. On loopback 65535 with IPv4,
+/// 65536 with IPv6.
+///
+/// # Errors
+/// What the kernel says: no route, no such source address.
+pub(crate) fn path_mtu(source: IpAddr, to: IpAddr) -> io::Result<u32> {
+    /// Any port will do.
+    const DISCARD: u16 = 9;
+    let socket = UdpSocket::bind(SocketAddr::new(source, 0))?;
+    socket.connect(SocketAddr::new(to, DISCARD))?;
+    let (level, name) =
+        if to.is_ipv4() { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
+    let [mtu] = option::get::<1>(socket.as_fd(), level, name)?;
+    Ok(mtu)
+}
+
+/// What to give [`set_max_segment`] for segments of a whole number of pages on a path to `to` with that MTU: the largest
+/// that fits, up to 5 pages, with the timestamp option, which is on unless net.ipv4.tcp_timestamps is 0: [`send_mss`]
+/// shows what it came to. `None` if not even one page fits.
+pub(crate) fn page_mss(to: IpAddr, mtu: u32, page_size: u32) -> Option<u32> {
+    let ip_header = if to.is_ipv4() { 20 } else { 40 };
+    let room = mtu.saturating_sub(ip_header + TCP_HEADER).min(MAX_MSS).saturating_sub(TIMESTAMPS);
+    let pages = room.checked_div(page_size)?.min(MAX_PAGES);
+    (pages > 0).then(|| pages * page_size + TIMESTAMPS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Ipv6Addr, TcpListener, TcpStream};
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::super::testing::{ADDRESS, pair, poll};
+    use super::*;
+
+    #[test]
+    fn bytes_that_the_peers_tcp_has_are_not_unacknowledged() {
+        let (mut a, b) = pair();
+        a.write_all(b"hello").unwrap();
+        // Loopback acknowledges when the segment is delivered, which is before it can be read.
+        (&b).read_exact(&mut [0; 5]).unwrap();
+        assert_eq!(unacknowledged(a.as_fd()).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_file_has_no_output_queue_and_no_segments() {
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(unacknowledged(file.as_fd()).is_err());
+        assert!(send_mss(file.as_fd()).is_err());
+        assert!(set_max_segment(file.as_fd(), 4108).is_err());
+        assert!(set_receive_low_water(file.as_fd(), 1).is_err());
+    }
+
+    #[test]
+    fn one_end_sets_the_segments_of_both() {
+        let listener = TcpListener::bind((ADDRESS, 0)).unwrap();
+        let mtu = path_mtu(ADDRESS, ADDRESS).unwrap();
+        let mss = page_mss(ADDRESS, mtu, 4096).unwrap();
+        assert_eq!((mtu, mss), (65535, 20492));
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        set_max_segment(socket.as_fd(), mss).unwrap();
+        socket.connect(&listener.local_addr().unwrap().into()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        if std::fs::read_to_string("/proc/sys/net/ipv4/tcp_timestamps").unwrap().trim() == "0" {
+            println!("skipped: net.ipv4.tcp_timestamps is 0");
+            return;
+        }
+        assert_eq!(send_mss(socket.as_fd()).unwrap(), 20480);
+        assert_eq!(send_mss(accepted.as_fd()).unwrap(), 20480);
+    }
+
+    #[test]
+    fn a_segment_that_tcp_refuses_is_an_error() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        assert!(set_max_segment(socket.as_fd(), MAX_MSS).is_ok());
+        for refused in [1, MAX_MSS + 1, u32::MAX] {
+            let error = set_max_segment(socket.as_fd(), refused).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{refused}");
+        }
+    }
+
+    #[test]
+    fn segments_are_whole_pages_and_fit() {
+        let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
+        for (to, mtu, page, expected) in [
+            (ADDRESS, 1500, 4096, None),
+            (ADDRESS, 4147, 4096, None),
+            (ADDRESS, 4148, 4096, Some(4108)),
+            (v6, 4167, 4096, None),
+            (v6, 4168, 4096, Some(4108)),
+            (ADDRESS, 9000, 4096, Some(8204)),
+            (ADDRESS, 65535, 4096, Some(20492)),
+            (v6, 65536, 4096, Some(20492)),
+            (ADDRESS, 65536, 16384, Some(16396)),
+            (ADDRESS, 65536, 65536, None),
+            (ADDRESS, 0, 4096, None),
+            (ADDRESS, u32::MAX, 4096, Some(20492)),
+            (ADDRESS, 1500, 0, None),
+        ] {
+            assert_eq!(page_mss(to, mtu, page), expected, "{to} {mtu} {page}");
+        }
+    }
+
+    #[test]
+    fn an_unreachable_path_has_no_mtu() {
+        assert!(path_mtu(IpAddr::from([192, 0, 2, 1]), ADDRESS).is_err(), "not an address of ours");
+        let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
+        assert!(path_mtu(ADDRESS, v6).is_err(), "two families");
+        match path_mtu(v6, v6) {
+            Ok(mtu) => assert_eq!(mtu, 65536),
+            Err(error) => println!("skipped: no IPv6 here: {error}"),
+        }
+    }
+
+    #[test]
+    fn below_the_low_water_mark_nothing_is_readable() {
+        let (mut a, b): (TcpStream, TcpStream) = pair();
+        set_receive_low_water(b.as_fd(), 5).unwrap();
+        a.write_all(b"1234").unwrap();
+        while unacknowledged(a.as_fd()).unwrap() > 0 {
+            std::thread::yield_now();
+        }
+        assert!(!poll(&b, libc::POLLIN, 0));
+        a.write_all(b"5").unwrap();
+        assert!(poll(&b, libc::POLLIN, -1));
+        a.write_all(b"6").unwrap();
+        (&b).read_exact(&mut [0; 5]).unwrap();
+        set_receive_low_water(b.as_fd(), 1).unwrap();
+        assert!(poll(&b, libc::POLLIN, -1));
+    }
+}

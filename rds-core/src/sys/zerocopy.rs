@@ -1,0 +1,194 @@
+//! Sending without a copy: the kernel pins the pages of what is sent, and reads them until the peer's TCP has them.
+//!
+//! Memory that was given to [`send_pinned`] is read by the kernel long after the call, so whoever frees or changes it in
+//! the meantime sends other bytes than it meant to, maybe another message's. Two rules keep that from happening:
+//!
+//! * only memory that nobody can change while a reference to it exists can be given: [`Pinned`];
+//! * the call takes the references and returns them as [`Held`], which does not free them when it is dropped. They come
+//!   out with [`Held::release`], to be called when the kernel said that it is done ([`super::error_queue`]).
+
+use std::io::{self, IoSlice};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use bytes::Bytes;
+use socket2::SockRef;
+
+use super::option;
+
+/// Most pieces that one call takes (IOV_MAX).
+pub(crate) const MAX_PIECES: usize = 1024;
+/// Kernels before 5.0 answer so for sockets that cannot; not in errno(3).
+const ENOTSUPP: i32 = 524;
+
+/// Lets `socket` send without copies (SO_ZEROCOPY). False if this kind of socket, or this kernel, cannot. A socket that
+/// was accepted has it from its listener.
+///
+/// # Errors
+/// What setsockopt(2) says otherwise.
+pub(crate) fn enable(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    match option::set(socket, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT | ENOTSUPP) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// A reference to memory that stays as it is while the reference exists.
+///
+/// # Safety
+/// [`Pinned::bytes`] returns the same memory whenever it is asked, also after the value was moved, and neither its address
+/// nor its contents change before the value is dropped.
+pub(crate) unsafe trait Pinned: Send + 'static {
+    /// The memory.
+    fn bytes(&self) -> &[u8];
+}
+
+// SAFETY: `Bytes` is a counted reference to immutable memory; what becomes mutable again (`Bytes::try_into_mut`) consumes the
+// value and requires that it is the only one. An owner's bytes (`Bytes::from_owner`) are asked for once and then borrowed.
+unsafe impl Pinned for Bytes {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+/// References to what the kernel may be reading. Dropped, it leaks them, which is the only safe thing when nobody waits
+/// for the kernel any longer.
+#[must_use = "what is not released is never freed"]
+#[derive(Debug)]
+pub(crate) struct Held<P>(ManuallyDrop<Vec<P>>);
+
+impl<P> Held<P> {
+    /// What was given to the call, sent or not.
+    pub(crate) fn pieces(&self) -> &[P] {
+        &self.0
+    }
+
+    /// The references, for the caller to drop outside all locks; the vector may serve for the next call.
+    ///
+    /// To be called when the number of the call was in a range that [`super::error_queue::ErrorQueue::drain`] reported, and not before.
+    pub(crate) fn release(self) -> Vec<P> {
+        ManuallyDrop::into_inner(self.0)
+    }
+}
+
+/// Memory for gathering pieces; used again for any call.
+#[derive(Default)]
+pub(crate) struct Gather(Vec<IoSlice<'static>>);
+
+impl Gather {
+    /// Calls `send` with the pieces as sendmsg(2) wants them.
+    fn with<'a, R>(
+        &mut self,
+        pieces: impl Iterator<Item = &'a [u8]>,
+        send: impl FnOnce(&[IoSlice<'_>]) -> R,
+    ) -> R {
+        // An empty vector fits every lifetime.
+        let mut parts: Vec<IoSlice<'_>> = std::mem::take(&mut self.0);
+        parts.extend(pieces.map(IoSlice::new));
+        let result = send(&parts);
+        parts.clear();
+        // The standard library collects in place, so the memory stays.
+        self.0 = parts.into_iter().map(|_| IoSlice::new(&[])).collect();
+        result
+    }
+}
+
+/// How a send ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ending {
+    /// What comes next starts a new segment buffer (MSG_EOR).
+    pub(crate) record: bool,
+    /// More follows at once (MSG_MORE); without it the data waits for 200 ms.
+    pub(crate) more: bool,
+}
+
+impl Ending {
+    fn flags(self) -> libc::c_int {
+        (if self.record { libc::MSG_EOR } else { 0 }) | (if self.more { libc::MSG_MORE } else { 0 })
+    }
+}
+
+/// Sends `pieces` one after the other, at most [`MAX_PIECES`], in one call that copies. Returns how many bytes the kernel
+/// took; `ending` is that of the last one taken. Never blocks, raises no SIGPIPE.
+///
+/// # Errors
+/// What sendmsg(2) says, `WouldBlock` if there is no room in the socket's send buffer; `InvalidInput` for too many
+/// pieces. Interruptions are retried.
+pub(crate) fn send<T: AsRef<[u8]>>(
+    socket: BorrowedFd<'_>,
+    pieces: &[T],
+    ending: Ending,
+    gather: &mut Gather,
+) -> io::Result<usize> {
+    gather.with(pieces.iter().map(AsRef::as_ref), |parts| send_parts(socket, parts, ending.flags()))
+}
+
+/// Sends `pieces` as [`send`] does, but without a copy, where the path allows it; `socket` must have been enabled with
+/// [`enable`], or the kernel would copy without ever saying so.
+///
+/// A call that took at least one byte, however few, uses up one number of the socket, from 0 on, modulo 2^32: its
+/// references are returned and must be held until that number was reported. A call that took none uses up none.
+///
+/// # Errors
+/// With the pieces, which the kernel does not read: what [`send`] says, and ENOBUFS where more must not be pinned.
+pub(crate) fn send_pinned<P: Pinned>(
+    socket: BorrowedFd<'_>,
+    pieces: Vec<P>,
+    ending: Ending,
+    gather: &mut Gather,
+) -> Result<(usize, Held<P>), Refused<P>> {
+    let flags = ending.flags() | libc::MSG_ZEROCOPY;
+    // Whatever happens from here on, a panic too, does not free them.
+    let pieces = Held(ManuallyDrop::new(pieces));
+    let result = gather.with(pieces.pieces().iter().map(P::bytes), |parts| send_parts(socket, parts, flags));
+    match result {
+        Ok(0) => Err(Refused { error: None, pieces: pieces.release() }),
+        Ok(n) => Ok((n, pieces)),
+        Err(error) => Err(Refused { error: Some(error), pieces: pieces.release() }),
+    }
+}
+
+/// The pieces of a call that took none.
+#[derive(Debug)]
+pub(crate) struct Refused<P> {
+    /// What the kernel said; nothing if there were no bytes to be sent.
+    pub(crate) error: Option<io::Error>,
+    pub(crate) pieces: Vec<P>,
+}
+
+fn send_parts(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], flags: libc::c_int) -> io::Result<usize> {
+    if parts.len() > MAX_PIECES {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let socket = SockRef::from(&socket);
+    loop {
+        match socket.send_vectored_with_flags(parts, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | flags) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other,
+        }
+    }
+}
+
+/// Breaks a connection off at once, with a reset to the peer, and keeps the socket (connect(2) with AF_UNSPEC). The kernel
+/// lets go of all that was sent without a copy, and reports what it did not copy by then as not copied. What TCP still had
+/// is in the error queue when this returns; what a network device is sending just now follows when that is done. Closing
+/// the socket instead would go on sending, and report nothing.
+///
+/// # Errors
+/// What connect(2) says.
+pub(crate) fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: zeroes are a valid sockaddr, of the family AF_UNSPEC.
+    let address: libc::sockaddr = unsafe { std::mem::zeroed() };
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: connect(2) reads `len` bytes at the address given, which are those of `address`; the descriptor is borrowed for
+    // the length of the call.
+    let rc = unsafe { libc::connect(socket.as_raw_fd(), &raw const address, len) };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+#[path = "zerocopy_tests.rs"]
+mod tests;
