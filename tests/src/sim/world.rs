@@ -255,7 +255,9 @@ impl World {
                 Host::Kernel(h) => &mut h.pending,
                 Host::Stranger(h) => &mut h.pending,
             };
-            if !matches!(notice, Notice::Readable(_) | Notice::Writable(_)) || !pending.contains(&notice) {
+            if !matches!(notice, Notice::Readable(_) | Notice::Writable(_) | Notice::Errors(_))
+                || !pending.contains(&notice)
+            {
                 pending.push_back(notice);
             }
             self.kick(host);
