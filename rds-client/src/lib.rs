@@ -56,6 +56,7 @@ pub use rds_core::info::{Counter, Counters, Snapshot};
 /// Why the node refused a message; inside [`SendError::Refused`].
 pub use rds_core::proto::SendError as Refusal;
 pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee};
+pub use rds_core::zerocopy::{Mode, WhenFull};
 
 /// How to open a [`Node`].
 #[derive(Clone, Debug)]
@@ -105,6 +106,59 @@ impl NodeBuilder {
     #[must_use]
     pub fn congestion_control(mut self, name: &str) -> Self {
         self.options.congestion_control = Some(name.to_owned());
+        self
+    }
+
+    /// Whether large payloads are sent from where they lie, without a copy. Default auto: where it was measured to cost less.
+    #[must_use]
+    pub fn zero_copy_send(mut self, mode: Mode) -> Self {
+        self.options.zero_copy.send = mode;
+        self
+    }
+
+    /// Whether large payloads are received without a copy. Default auto: where it was measured to cost less, and never from
+    /// a peer on this host.
+    #[must_use]
+    pub fn zero_copy_receive(mut self, mode: Mode) -> Self {
+        self.options.zero_copy.receive = mode;
+        self
+    }
+
+    /// Bytes that the kernel may have pinned for the node at one time. Default 75 % of `RLIMIT_MEMLOCK`, which the nodes of
+    /// the process share. Nodes with limits of their own should stay below it together: past it, the kernel refuses and the
+    /// message is copied.
+    #[must_use]
+    pub fn pin_limit(mut self, bytes: u64) -> Self {
+        self.options.zero_copy.pin_limit = Some(bytes);
+        self
+    }
+
+    /// What happens to a message that the pin limit has no room for. Default: it is copied.
+    #[must_use]
+    pub fn when_pins_full(mut self, what: WhenFull) -> Self {
+        self.options.zero_copy.when_full = what;
+        self
+    }
+
+    /// How long the kernel may keep what was pinned, for a peer that does not take it, before its connection is ended and made
+    /// anew. Default 30 s.
+    #[must_use]
+    pub fn pin_hold_limit(mut self, time: Duration) -> Self {
+        self.options.zero_copy.hold_limit = time;
+        self
+    }
+
+    /// Bytes of free buffers that the node keeps. Default 64 MiB.
+    #[must_use]
+    pub fn pool_limit(mut self, bytes: u64) -> Self {
+        self.options.zero_copy.pool_limit = bytes;
+        self
+    }
+
+    /// Bytes of mapped pages of the node, those that the program holds included; past it, messages are copied. Default 256 MiB.
+    #[must_use]
+    pub fn map_limit(mut self, bytes: u64) -> Self {
+        self.options.zero_copy.map_limit = bytes;
         self
     }
 

@@ -191,30 +191,33 @@ fn links_between_documents_lead_somewhere() {
 
 #[test]
 fn limits_names_every_setting_with_its_default() {
-    let config = read("rds-core/src/proto/config.rs");
     let limits = read("docs/limits.md");
-    let body = config
-        .split("pub struct Config {")
-        .nth(1)
-        .and_then(|rest| rest.split("\n}").next())
-        .expect("the settings");
-    let mut default = None;
     let mut found = Vec::new();
-    for line in body.lines().map(str::trim) {
-        if let Some(doc) = line.strip_prefix("///") {
-            let said = doc
-                .split("Default")
-                .nth(1)
-                .map(|d| d.trim_start_matches(':').split('.').next().unwrap_or_default().trim());
-            default = said.filter(|d| !d.is_empty()).map(str::to_owned).or(default);
-        } else if let Some(field) = line.strip_prefix("pub ").and_then(|l| l.split(':').next()) {
-            let row = limits.lines().find(|l| l.starts_with(&format!("| `{field}` |")));
-            match (row, default.take()) {
-                (None, _) => found.push(format!("`{field}` has no row")),
-                (Some(row), Some(d)) if !row.contains(&d) => {
-                    found.push(format!("`{field}`: the default is {d}"))
+    for (file, of) in
+        [("rds-core/src/proto/config.rs", "Config"), ("rds-core/src/engine/options.rs", "ZeroCopy")]
+    {
+        let source = read(file);
+        let body = source
+            .split(&format!("pub struct {of} {{"))
+            .nth(1)
+            .and_then(|rest| rest.split("\n}").next())
+            .expect("the settings");
+        let mut default = None;
+        for line in body.lines().map(str::trim) {
+            if let Some(doc) = line.strip_prefix("///") {
+                let said = doc.split("Default").nth(1).map(|d| {
+                    d.trim_start_matches(':').split(['.', ',', ';']).next().unwrap_or_default().trim()
+                });
+                default = said.filter(|d| !d.is_empty()).map(str::to_owned).or(default);
+            } else if let Some(field) = line.strip_prefix("pub ").and_then(|l| l.split(':').next()) {
+                let row = limits.lines().find(|l| l.starts_with(&format!("| `{field}` |")));
+                match (row, default.take()) {
+                    (None, _) => found.push(format!("`{field}` has no row")),
+                    (Some(row), Some(d)) if !row.contains(&d) => {
+                        found.push(format!("`{field}`: the default is {d}"))
+                    }
+                    _ => {}
                 }
-                _ => {}
             }
         }
     }

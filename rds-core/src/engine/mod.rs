@@ -48,5 +48,5 @@ pub use error::{Blocked, RecvError, SendError, TrySendError};
 pub use event::{Event, Message, Readiness, Received, ShutdownReport};
 pub use handle::Engine;
 pub use lease::Lease;
-pub use options::{OpenError, Options, RDS_TCP_PORT};
+pub use options::{OpenError, Options, RDS_TCP_PORT, ZeroCopy};
 pub use socket::Socket;

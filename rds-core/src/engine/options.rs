@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use socket2::SockRef;
 
 use crate::proto::{BindError, Config, ConfigError};
+use crate::zerocopy::{Mode, WhenFull};
 
 /// TCP port of Linux rds_tcp (`RDS_TCP_PORT`).
 pub const RDS_TCP_PORT: u16 = 16385;
@@ -27,6 +28,43 @@ pub struct Options {
     pub busy_poll: Duration,
     /// TCP congestion control, as in `TCP_CONGESTION`. Default: the system's.
     pub congestion_control: Option<String>,
+    /// Sending and receiving without copies.
+    pub zero_copy: ZeroCopy,
+}
+
+/// Settings of zero copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ZeroCopy {
+    /// Whether large payloads are sent from where they lie (MSG_ZEROCOPY). Default auto.
+    pub send: Mode,
+    /// Whether large payloads are mapped on their way in (TCP_ZEROCOPY_RECEIVE). Default auto.
+    pub receive: Mode,
+    /// Bytes that the kernel may have pinned for the node at one time. Default 75 % of RLIMIT_MEMLOCK, shared by all nodes of the
+    /// process that have the default; no limit where that one does not bind.
+    pub pin_limit: Option<u64>,
+    /// What happens to a message for which that has no room. Default copy.
+    pub when_full: WhenFull,
+    /// How long the kernel may keep what was pinned before its connection is ended and made anew. Default 30 s.
+    pub hold_limit: Duration,
+    /// Bytes of free buffers that the node keeps. Default 64 MiB.
+    pub pool_limit: u64,
+    /// Bytes of mapped pages, those that programs hold included. Default 256 MiB.
+    pub map_limit: u64,
+}
+
+impl Default for ZeroCopy {
+    fn default() -> Self {
+        Self {
+            send: Mode::Auto,
+            receive: Mode::Auto,
+            pin_limit: None,
+            when_full: WhenFull::Copy,
+            hold_limit: Duration::from_secs(30),
+            pool_limit: 64 << 20,
+            map_limit: 256 << 20,
+        }
+    }
 }
 
 impl Options {
@@ -44,6 +82,7 @@ impl Options {
             dial_port: RDS_TCP_PORT,
             busy_poll: Duration::ZERO,
             congestion_control: None,
+            zero_copy: ZeroCopy::default(),
         }
     }
 
