@@ -56,9 +56,19 @@ impl Run {
                 self.traffic[f.host].deaf_until = f.until;
                 true
             }
-            Fault::Freeze => {
+            Fault::Freeze | Fault::NeverReads => {
                 self.freeze(f.host, f.until);
                 true
+            }
+            Fault::Memlock => {
+                let own = matches!(self.world.hosts[f.host], Host::Own(_));
+                if own {
+                    // All of it, or a large part.
+                    let pages =
+                        if self.world.cx.rng.bool() { 1 << 40 } else { self.world.cx.rng.u64(1..1000) };
+                    self.world.cx.net.lock_elsewhere(f.host, pages);
+                }
+                own
             }
             Fault::Cancel => self.cancel(f.host),
             Fault::Rebind => self.rebind(f.host),
@@ -117,6 +127,7 @@ impl Run {
                 self.world.stop(f.host, false);
                 self.start_host(f.host, 0);
             }
+            Fault::Memlock => self.world.cx.net.lock_elsewhere(f.host, 0),
             Fault::SlowNet => self.world.cx.net.wire = self.plan.wire,
             Fault::Refuse if self.world.is_up(f.host) => self.world.cx.net.listen(f.host, true),
             Fault::SilentStranger | Fault::Flood => {

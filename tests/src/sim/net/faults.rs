@@ -13,7 +13,7 @@ impl Net {
                     let half = self.half_mut(end);
                     half.phase = Phase::Gone;
                     half.buffer.clear();
-                    self.drop_queue(end);
+                    self.drop_queue(now, end);
                     self.watch_over(now, end.peer());
                 }
             }
@@ -71,7 +71,7 @@ impl Net {
 
     /// A RST appears out of nowhere at one end; the other is not told.
     pub fn inject_rst(&mut self, now: Nanos, end: End) {
-        self.on_rst(end);
+        self.on_rst(now, end);
         self.watch_over(now, end.peer());
     }
 

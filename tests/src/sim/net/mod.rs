@@ -337,6 +337,12 @@ impl Net {
         !half.buffer.is_empty() || half.eof || half.failure.is_some()
     }
 
+    /// Whether the connection failed.
+    #[must_use]
+    pub fn is_failed(&self, end: End) -> bool {
+        self.half(end).failure.is_some()
+    }
+
     /// Whether FIN came, or the connection failed.
     #[must_use]
     pub fn has_ended(&self, end: End) -> bool {
@@ -515,7 +521,7 @@ impl Net {
         let half = self.half_mut(end);
         half.phase = Phase::Gone;
         half.buffer.clear();
-        self.drop_queue(end);
+        self.drop_queue(now, end);
         if was_up {
             self.reply_rst(now, end);
         }

@@ -26,7 +26,7 @@ impl Net {
                 return;
             }
             let piece = front.split_to(front.len().min(most));
-            if front.is_empty() {
+            if front.len() == 0 {
                 half.unsent.pop_front();
             }
             let start = half.sent;
@@ -48,13 +48,13 @@ impl Net {
         self.send(now, from.peer(), || NetEvent::Rst(from.peer()));
     }
 
-    pub(super) fn on_rst(&mut self, end: End) {
+    pub(super) fn on_rst(&mut self, now: Nanos, end: End) {
         let half = self.half_mut(end);
         match half.phase {
             Phase::Gone | Phase::Unconnected => {}
             Phase::Orphan => {
                 half.phase = Phase::Gone;
-                self.drop_queue(end);
+                self.drop_queue(now, end);
             }
             Phase::Queued => half.failure = Some(Failure::Reset),
             Phase::Connecting => {
@@ -63,7 +63,7 @@ impl Net {
             }
             Phase::Open => {
                 half.failure = Some(Failure::Reset);
-                self.met.reset += self.drop_queue(end);
+                self.met.reset += self.drop_queue(now, end);
                 self.tell(end, Notice::Readable);
             }
         }
@@ -83,7 +83,7 @@ impl Net {
                         self.half_mut(end).phase = Phase::Open;
                         self.tell(end, Notice::Connected);
                     } else {
-                        self.on_rst(end);
+                        self.on_rst(now, end);
                     }
                 } else if self.half(end).phase == Phase::Gone {
                     self.reply_rst(now, end);
@@ -111,10 +111,10 @@ impl Net {
                     self.on_ack(now, end, received, edge);
                 }
             }
-            NetEvent::Notify(end, call) => self.notify(end, call, None),
+            NetEvent::Notify(end, call) => self.notify(end, call),
             NetEvent::Rst(end) => {
                 if self.reachable(end.link) {
-                    self.on_rst(end);
+                    self.on_rst(now, end);
                 } else {
                     self.watch_over(now, end);
                 }
@@ -156,7 +156,7 @@ impl Net {
             // Nobody will read it: the stack says so.
             if half.phase == Phase::Orphan {
                 half.phase = Phase::Gone;
-                self.drop_queue(end);
+                self.drop_queue(now, end);
             }
             self.reply_rst(now, end);
             return;
@@ -211,16 +211,16 @@ impl Net {
             half.probing = false;
         } else if reachable {
             half.probing = false;
-            self.on_rst(end);
+            self.on_rst(now, end);
         } else if count >= PROBES {
             half.probing = false;
             if half.phase == Phase::Open {
                 half.failure = Some(Failure::TimedOut);
-                self.met.reset += self.drop_queue(end);
+                self.met.reset += self.drop_queue(now, end);
                 self.tell(end, Notice::Readable);
             } else {
                 half.phase = Phase::Gone;
-                self.drop_queue(end);
+                self.drop_queue(now, end);
             }
         } else {
             self.queue.push(now + PROBE_EVERY, Event::Net(NetEvent::Probe(end, count + 1)));

@@ -27,10 +27,14 @@ pub struct ZeroCopy {
     pub memlock: Option<u64>,
     /// `net.core.optmem_max` in bytes, for each socket.
     pub optmem: u64,
+    /// Bytes of optmem that a notification takes until it is read; [`NOTIFICATION`] was measured, other kernels may differ.
+    pub notification: u64,
     /// Chance in 256 that the kernel copies what a call pinned.
     pub copies: u8,
     /// Most time by which a notification is late.
     pub late: Nanos,
+    /// Most time for which a device keeps pages that it was sending when its socket was disconnected or reset.
+    pub device: Nanos,
     /// Chance in 256 that a call shares its notification with the one before, while that was not sent.
     pub joins: u8,
     /// Chance in 256 that the peer has acknowledged before the call returns.
@@ -46,8 +50,10 @@ impl Default for ZeroCopy {
         Self {
             memlock: None,
             optmem: 131_072,
+            notification: NOTIFICATION,
             copies: 0,
             late: 0,
+            device: 0,
             joins: 0,
             prompt: 0,
             reset: 0,
@@ -220,6 +226,8 @@ pub struct Met {
     pub early: u64,
     /// Calls ended by a reset, or by a peer that is gone.
     pub reset: u64,
+    /// Calls that a device kept after a disconnect or a reset.
+    pub device: u64,
     /// Calls ended by a disconnect.
     pub disconnected: u64,
     /// Refusals for want of locked memory.
@@ -281,7 +289,7 @@ impl Net {
         let joins = self.rng.u8(..) < settings.joins;
         let half = self.half(end);
         let joined = half.unsent.back().and_then(Part::call).filter(|_| joins);
-        if joined.is_none() && (self.calls(end) as u64 + 1) * NOTIFICATION > settings.optmem {
+        if joined.is_none() && (self.calls(end) as u64 + 1) * settings.notification > settings.optmem {
             self.met.optmem += 1;
             return Err(Refused::Optmem);
         }
@@ -293,10 +301,10 @@ impl Net {
         if n == 0 {
             return Err(Refused::Full);
         }
+        let quiet = half.flight.is_empty() && half.unsent.is_empty();
         self.met.calls += 1;
         self.met.partial += u64::from(n < total);
         self.hosts[host].pinned += pages;
-        let quiet = half.flight.is_empty() && half.unsent.is_empty();
         let copied = self.rng.u8(..) < settings.copies;
         let ticket = self.enqueue(end, pieces, n, pages, copied, settings.first_call, joined);
         self.pump(now, end);
@@ -405,15 +413,15 @@ impl Net {
         }
         let after = if self.prompt || late == 0 { 0 } else { self.rng.u64(0..=late) };
         if after == 0 {
-            self.notify(end, serial, None);
+            self.notify(end, serial);
         } else {
             self.met.late += 1;
             self.queue.push(now + after, Event::Net(NetEvent::Notify(end, serial)));
         }
     }
 
-    /// A call's notification reaches the error queue. `copied`: what it says instead of what was drawn.
-    pub(super) fn notify(&mut self, end: End, serial: u64, copied: Option<bool>) {
+    /// A call's notification reaches the error queue.
+    pub(super) fn notify(&mut self, end: End, serial: u64) {
         let half = &mut self.links[end.link].ends[end.side];
         let Some(call) = half.calls.open.remove(&serial) else { return };
         let host = &mut self.hosts[half.host];
@@ -422,7 +430,7 @@ impl Net {
             self.met.orphaned += u64::from(half.phase == Phase::Orphan);
             return;
         }
-        let copied = copied.unwrap_or(call.copied);
+        let copied = call.copied;
         if half.calls.open.keys().next().is_some_and(|older| *older < serial) {
             self.met.unordered += 1;
         }
@@ -444,16 +452,26 @@ impl Net {
     }
 
     /// Drops what a socket has queued: its calls are over at once.
-    pub(super) fn drop_queue(&mut self, end: End) -> u64 {
+    pub(super) fn drop_queue(&mut self, now: Nanos, end: End) -> u64 {
         let half = self.half_mut(end);
         half.unsent.clear();
         half.flight.clear();
         let mut serials: Vec<u64> = half.calls.open.keys().copied().collect();
         self.rng.shuffle(&mut serials);
+        let device = self.hosts[self.half(end).host].zero_copy.device;
         for serial in &serials {
-            // What had been acknowledged says what was drawn for it.
-            let due = self.half(end).calls.open.get(serial).is_some_and(|c| c.due);
-            self.notify(end, *serial, (!due).then_some(false));
+            let Some(call) = self.half_mut(end).calls.open.get_mut(serial) else { continue };
+            // What had been acknowledged says what was drawn for it, and comes now.
+            if !std::mem::replace(&mut call.due, true) {
+                call.copied = false;
+                if device > 0 && self.rng.u8(..) < 30 {
+                    self.met.device += 1;
+                    let at = now + self.rng.u64(1..=device);
+                    self.queue.push(at, Event::Net(NetEvent::Notify(end, *serial)));
+                    continue;
+                }
+            }
+            self.notify(end, *serial);
         }
         serials.len() as u64
     }
@@ -481,7 +499,7 @@ impl Net {
         }
         half.phase = Phase::Unconnected;
         half.buffer.clear();
-        self.met.disconnected += self.drop_queue(end);
+        self.met.disconnected += self.drop_queue(now, end);
         if was_up {
             self.reply_rst(now, end);
         }

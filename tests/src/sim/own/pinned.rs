@@ -1,0 +1,440 @@
+//! The system calls of zero copy, for the writer that the engine uses too, and the end of a socket that the kernel may still read.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rds_core::buffer::{Chunk, OnRelease, Owned, Terms};
+use rds_core::proto::{ConnId, Time};
+use rds_core::zerocopy::closing::{Closing, Step};
+use rds_core::zerocopy::controller::ON_MINIMUM;
+use rds_core::zerocopy::writer::{Gauge, PathSettings, Refusal};
+use rds_core::zerocopy::{
+    Budget, Ending, Full, Held as HeldPieces, Limits, Mode, SendPath, Share, WhenFull, Wire, Writer, charge,
+};
+
+use super::{OwnHost, time};
+use crate::sim::coverage::Seen;
+use crate::sim::ctx::Ctx;
+use crate::sim::memory::{Event, Process};
+use crate::sim::net::{End, Nanos, PAGE, Phase, Refused, SEC, Ticket, ZeroCopy};
+use crate::sim::watch;
+
+/// How long the kernel may hold a call, and notify none, before its path is ended.
+pub const PIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// How a process sends without copies.
+#[derive(Clone, Copy, Debug)]
+pub struct Sending {
+    /// Whether it does.
+    pub mode: Mode,
+    /// What becomes of a payload for which the budget has no room.
+    pub when_full: WhenFull,
+    /// What its host's kernel does.
+    pub kernel: ZeroCopy,
+}
+
+impl Default for Sending {
+    fn default() -> Self {
+        Self { mode: Mode::Off, when_full: WhenFull::Copy, kernel: ZeroCopy::default() }
+    }
+}
+
+/// What the sockets of a process share.
+pub(super) struct Pins {
+    pub(super) sending: Sending,
+    pub(super) process: Arc<Process>,
+    pub(super) budget: Arc<Budget>,
+    pub(super) gauge: Arc<Gauge>,
+    /// CPU time that was used, in ns.
+    cpu: Rc<Cell<u64>>,
+    /// Sockets that the kernel may still read for, though their connections have ended.
+    ending: Vec<(Rc<Path>, Closing)>,
+    /// When paths are next asked how old their calls are.
+    look_at: Nanos,
+}
+
+impl Pins {
+    pub(super) fn new(sending: Sending) -> Self {
+        let limits = Limits { memlock: sending.kernel.memlock, optmem: sending.kernel.optmem };
+        Self {
+            sending,
+            process: Arc::default(),
+            budget: Arc::new(Budget::new(limits.limit_pages(PAGE))),
+            gauge: Arc::default(),
+            cpu: Rc::default(),
+            ending: Vec::new(),
+            look_at: 0,
+        }
+    }
+
+    /// Lends the payload of message `number` to the node, as a program does through the engine; none if the program chose not to, for want
+    /// of room in the budget. `told`: it wants to know when the buffer is free.
+    pub(super) fn lend(
+        &self,
+        cx: &mut Ctx,
+        share: &Arc<Share>,
+        number: usize,
+        bytes: Vec<u8>,
+        told: bool,
+    ) -> Option<Chunk> {
+        let (len, pages) = (bytes.len(), charge(bytes.len(), PAGE));
+        let (mut mode, mut reserved) = (None, 0);
+        if self.sending.mode != Mode::Off && len >= ON_MINIMUM && told {
+            match share.try_reserve(pages) {
+                Ok(()) => reserved = pages,
+                Err(full) => {
+                    cx.see(Seen::BudgetFull);
+                    match self.sending.when_full {
+                        _ if full == Full::Never => mode = Some(Mode::Off),
+                        WhenFull::Copy => mode = Some(Mode::Off),
+                        WhenFull::Wait | WhenFull::Error => return None,
+                    }
+                }
+            }
+        }
+        let owned = Owned::new(cx.net.memory.allocate(&self.process, number, bytes));
+        if !told {
+            let Owned::Bytes(bytes) = owned else { return None };
+            return Some(Chunk::payload(bytes));
+        }
+        let hook: Arc<dyn OnRelease> = Arc::<Process>::clone(&self.process);
+        let terms = Terms { mode, share: (reserved > 0).then(|| Arc::clone(share)) };
+        Some(Chunk::of(owned.lend_on(Some((hook, number as u32)), terms, reserved)))
+    }
+
+    /// The path of a new socket.
+    pub(super) fn path(&self, end: End) -> Rc<Path> {
+        let kernel = &self.sending.kernel;
+        let limits = Limits { memlock: kernel.memlock, optmem: kernel.optmem };
+        let settings = PathSettings {
+            mode: self.sending.mode,
+            local_peer: false,
+            page_size: PAGE,
+            calls: limits.notification_limit(),
+            budget: Arc::clone(&self.budget),
+            gauge: Arc::clone(&self.gauge),
+        };
+        Rc::new(Path {
+            end,
+            send: SendPath::starting_at(settings, kernel.first_call),
+            writer: RefCell::default(),
+            process: Arc::clone(&self.process),
+            cpu: Rc::clone(&self.cpu),
+        })
+    }
+}
+
+/// One socket's sending side.
+pub(super) struct Path {
+    pub(super) end: End,
+    pub(super) send: SendPath<Pinned>,
+    pub(super) writer: RefCell<Writer>,
+    process: Arc<Process>,
+    cpu: Rc<Cell<u64>>,
+}
+
+impl Path {
+    /// Reads the error queue. What comes back is dropped where a program's code may run.
+    pub(super) fn reap(&self, cx: &mut Ctx) -> u64 {
+        let mut released = Vec::new();
+        let n = self.send.reap(&mut self.wire(cx, 0), &mut released);
+        drop(released);
+        n
+    }
+
+    fn wire<'a>(&'a self, cx: &'a mut Ctx, most: usize) -> Socket<'a> {
+        Socket { cx, path: self, most, more: false, meanwhile: Vec::new() }
+    }
+
+    /// Writes of `batch` what TCP takes, at most `most` bytes.
+    pub(super) fn write(
+        &self,
+        cx: &mut Ctx,
+        batch: &mut [Chunk],
+        most: usize,
+    ) -> rds_core::zerocopy::writer::Wrote {
+        let mut released = Vec::new();
+        let mut wire = self.wire(cx, most);
+        let wrote = self.send.write(&mut self.writer.borrow_mut(), &mut wire, batch, &mut released);
+        let Socket { more, meanwhile, .. } = wire;
+        if more && wrote.stop.is_none() {
+            cx.fail(format!("{:?}: nothing follows what was written with MSG_MORE", self.end));
+        }
+        drop((released, meanwhile));
+        wrote
+    }
+}
+
+/// What a call holds.
+#[derive(Debug)]
+pub(super) struct Pinned {
+    pieces: Vec<Chunk>,
+    ticket: Arc<Ticket>,
+    process: Arc<Process>,
+}
+
+impl HeldPieces for Pinned {
+    fn pieces(&self) -> &[Chunk] {
+        &self.pieces
+    }
+
+    fn release(mut self) -> Vec<Chunk> {
+        if !self.ticket.is_over() {
+            self.process.note(Event::Broken("lets go of what a call holds before its notification".into()));
+        }
+        std::mem::take(&mut self.pieces)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if !self.pieces.is_empty() {
+            // The engine would leak it rather than free what the kernel reads.
+            self.process.note(Event::Broken("leaks what a call holds".into()));
+        }
+    }
+}
+
+/// A socket for one visit of its writer.
+struct Socket<'a> {
+    cx: &'a mut Ctx,
+    path: &'a Path,
+    most: usize,
+    more: bool,
+    /// What another thread reaped.
+    meanwhile: Vec<Chunk>,
+}
+
+impl Socket<'_> {
+    fn wrote(&mut self, pieces: &[Chunk], n: usize, ending: Ending) {
+        self.most -= n;
+        self.more = ending.more;
+        let mut left = n;
+        for piece in pieces {
+            let n = piece.len().min(left);
+            let result = watch::written(self.cx, self.path.end, &piece[..n]);
+            self.cx.check(result);
+            left -= n;
+        }
+    }
+
+    fn spend(&self, ns: usize) {
+        self.path.cpu.set(self.path.cpu.get() + ns as u64);
+    }
+}
+
+impl Wire for Socket<'_> {
+    type Held = Pinned;
+
+    fn now(&self) -> Time {
+        time(self.cx.now)
+    }
+
+    fn cpu_time(&self) -> Duration {
+        Duration::from_nanos(self.path.cpu.get())
+    }
+
+    fn copy(&mut self, pieces: &[Chunk], ending: Ending) -> Result<usize, Refusal> {
+        let end = self.path.end;
+        if self.cx.net.phase(end) != Phase::Open || self.cx.net.is_failed(end) {
+            return Err(Refusal::Failed);
+        }
+        let n = self.cx.net.write(self.cx.now, end, pieces, self.most);
+        self.spend(1000 + n / 8);
+        if n == 0 {
+            return Err(Refusal::Full);
+        }
+        self.wrote(pieces, n, ending);
+        Ok(n)
+    }
+
+    fn pin(&mut self, pieces: Vec<Chunk>, ending: Ending) -> Result<(usize, Pinned), (Refusal, Vec<Chunk>)> {
+        let end = self.path.end;
+        match self.cx.net.pin(self.cx.now, end, &pieces, self.most) {
+            Ok((n, ticket)) => {
+                self.spend(1500 + n / 40);
+                self.wrote(&pieces, n, ending);
+                if self.cx.chance(40) {
+                    // Another thread reaps before this one is back from its call.
+                    let mut wire = self.path.wire(self.cx, 0);
+                    let mut released = Vec::new();
+                    self.path.send.reap(&mut wire, &mut released);
+                    self.meanwhile.append(&mut released);
+                }
+                if ticket.is_over() {
+                    self.cx.see(Seen::NotifiedEarly);
+                }
+                if pieces.len() > 1 {
+                    self.cx.see(Seen::HeaderPinned);
+                }
+                Ok((n, Pinned { pieces, ticket, process: Arc::clone(&self.path.process) }))
+            }
+            Err(Refused::Full) => Err((Refusal::Full, pieces)),
+            Err(Refused::Memlock | Refused::Optmem) => Err((Refusal::NoMemory, pieces)),
+            Err(Refused::Broken) => Err((Refusal::Failed, pieces)),
+        }
+    }
+
+    fn reap(&mut self, on: &mut dyn FnMut(u32, u32, bool)) {
+        while let Some(record) = self.cx.net.reap(self.path.end) {
+            self.spend(300);
+            on(record.first, record.last, record.copied);
+        }
+    }
+}
+
+impl OwnHost {
+    /// Something is in the error queue of this end.
+    pub(super) fn reap(&mut self, cx: &mut Ctx, end: End) {
+        let open = self.by_end.get(&end).and_then(|conn| self.conns.get(conn)).map(|c| Rc::clone(&c.path));
+        let path = open.or_else(|| {
+            self.pins.ending.iter().find(|(path, _)| path.end == end).map(|(path, _)| Rc::clone(path))
+        });
+        if let Some(path) = path {
+            path.reap(cx);
+            self.hear(cx);
+        }
+    }
+
+    /// The socket of a connection that has ended, or is given up, is closed as soon as the kernel reads nothing for it.
+    pub(super) fn end_socket(&mut self, cx: &mut Ctx, path: Rc<Path>) {
+        self.pins.ending.push((path, Closing::at_once(time(cx.now))));
+        self.end_sockets(cx);
+    }
+
+    /// Takes the next steps of all sockets that are about to be closed.
+    pub(super) fn end_sockets(&mut self, cx: &mut Ctx) {
+        let mut ending = std::mem::take(&mut self.pins.ending);
+        ending.retain_mut(|(path, closing)| {
+            loop {
+                path.reap(cx);
+                match closing.next(time(cx.now), path.send.outstanding(), true) {
+                    Step::Wait(_) => return true,
+                    Step::Disconnect => cx.net.disconnect(cx.now, path.end),
+                    Step::Close => {
+                        let mut released = Vec::new();
+                        if !path.send.finish(&mut path.wire(cx, 0), &mut released) {
+                            cx.fail(format!("{:?} is closed although the kernel reads for it", path.end));
+                        }
+                        drop(released);
+                        cx.net.close(cx.now, path.end);
+                        return false;
+                    }
+                    Step::Leak => {
+                        cx.fail(format!("{:?}: the kernel has not let go", path.end));
+                        return false;
+                    }
+                }
+            }
+        });
+        self.pins.ending = ending;
+        self.hear(cx);
+    }
+
+    /// Ends the paths whose peers have taken nothing for so long that their pages have been pinned long enough.
+    pub(super) fn end_overdue(&mut self, cx: &mut Ctx) {
+        if cx.now < self.pins.look_at {
+            return;
+        }
+        self.pins.look_at = cx.now + SEC;
+        let all: Vec<(ConnId, Rc<Path>)> =
+            self.conns.iter().map(|(id, c)| (*id, Rc::clone(&c.path))).collect();
+        for (conn, path) in all {
+            // What has come must not count against the peer: this process may have stood still.
+            path.reap(cx);
+            if path.send.is_overdue(time(cx.now), PIN_LIMIT) {
+                cx.see(Seen::PinOverdue);
+                cx.tell(|| {
+                    format!("host {} gives up {:?}: its pages were pinned too long", self.index, path.end)
+                });
+                self.forget(conn);
+                let unacked = cx.net.unacked(path.end);
+                self.end_socket(cx, path);
+                if let Some(node) = self.node.as_mut() {
+                    node.closed(time(cx.now), conn, Some(unacked));
+                }
+                self.output(cx);
+            }
+        }
+        self.end_sockets(cx);
+        self.hear(cx);
+    }
+
+    /// When paths must be looked at.
+    pub(super) fn next_look(&self) -> Option<Nanos> {
+        let busy = !self.pins.ending.is_empty() || self.pins.gauge.now() > 0;
+        busy.then_some(self.pins.look_at)
+    }
+
+    /// Books what became of this process's memory.
+    pub(super) fn hear(&mut self, cx: &mut Ctx) {
+        if let Some(node) = self.node.as_mut() {
+            if node.has_actions() {
+                return; // the end of a message comes with that of its buffer
+            }
+            // What the node let go of is dropped here, where a program's code may run.
+            let mut released = Vec::new();
+            node.take_released(&mut released);
+        }
+        for event in self.pins.process.take_events() {
+            match event {
+                Event::Broken(text) => cx.fail(format!("host {}: {text}", self.index)),
+                Event::Freed(address) => {
+                    let Some(life) = cx.net.memory.forget(address) else { continue };
+                    if let Some(m) = cx.ledger.messages.get_mut(life.number()) {
+                        m.truly_copied = Some(life.is_copied());
+                    }
+                }
+                Event::Released { number, copied } => {
+                    let result = cx.ledger.released(self.index, number, copied);
+                    cx.check(result);
+                    cx.see(if copied { Seen::ReleasedCopied } else { Seen::ReleasedUncopied });
+                }
+            }
+        }
+    }
+
+    /// What must hold whenever the node is at rest.
+    pub(super) fn pin_invariants(&mut self, cx: &mut Ctx) {
+        let pins = &self.pins;
+        let (used, limit) = (pins.budget.used(), pins.budget.limit_pages());
+        if used > limit {
+            cx.fail(format!("host {} pins {used} pages, which is more than {limit}", self.index));
+        }
+        let open = self.conns.values().map(|c| &c.path).chain(pins.ending.iter().map(|(path, _)| path));
+        let (mut pages, mut unknown) = (0, 0);
+        for path in open {
+            pages += path.send.pages();
+            unknown += path.send.counts().unknown;
+        }
+        if pages != pins.gauge.now() || pages > used {
+            let gauge = pins.gauge.now();
+            cx.fail(format!(
+                "host {}: {pages} pages are pinned, {gauge} counted, {used} of the budget used",
+                self.index
+            ));
+        }
+        if unknown > 0 {
+            cx.fail(format!("host {} hears of the end of {unknown} calls that it never made", self.index));
+        }
+    }
+
+    /// Whether nothing is pinned, reserved or lent; what is, otherwise.
+    ///
+    /// # Errors
+    /// What is left.
+    pub fn all_released(&self, cx: &Ctx) -> Result<(), String> {
+        let (used, pinned) = (self.pins.budget.used(), self.pins.gauge.now());
+        let lent = cx.net.memory.count(&self.pins.process);
+        let ending = self.pins.ending.len();
+        if used > 0 || pinned > 0 || lent > 0 || ending > 0 {
+            return Err(format!(
+                "host {} still has {lent} payloads lent, {pinned} pages pinned, {used} pages of the budget used, and {ending} sockets to close",
+                self.index
+            ));
+        }
+        Ok(())
+    }
+}
