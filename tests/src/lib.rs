@@ -3,10 +3,17 @@
 #[cfg(doctest)]
 mod book;
 pub mod captures;
+pub mod copied;
+pub mod guest;
 pub mod ledger;
+pub mod netns;
 pub mod program;
 pub mod proxy;
 pub mod sim;
+pub mod skip;
+pub mod stress;
+pub mod unprivileged;
+pub mod xdp;
 
 /// Address `host` in net `net` of this process: a loopback address that no other test process is likely to use at the same time.
 #[must_use]

@@ -1,10 +1,11 @@
-//! A TCP proxy between nodes, which breaks connections on command or by a seeded schedule.
+//! A TCP proxy between nodes, which breaks connections on command or by a seeded schedule, holds bytes back, and cuts streams into pieces.
 //!
 //! It is transparent in addresses: it connects onward from the address that connected to it, and from a source port that is the same
 //! modulo 8, because a peer's identity is its address and its lane the port modulo 8 (Linux `net/rds/tcp_listen.c`). So the nodes are
 //! opened with one port to listen on and another, the proxy's, to dial.
 
 mod link;
+mod split;
 mod worker;
 
 use std::io;
@@ -18,6 +19,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use mio::Waker;
+
+pub use split::Split;
 
 /// Where a connection is accepted, and where it is led.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,7 @@ pub(crate) struct Conditions {
     delay: Duration,
     /// Bytes a second; 0 for no limit.
     rate: u64,
+    split: Option<Split>,
 }
 
 enum Command {
@@ -137,6 +141,11 @@ impl Proxy {
     /// Carries at most so many bytes a second in `direction` of each connection; 0 for no limit.
     pub fn limit_rate(&mut self, direction: Direction, bytes_per_second: u64) {
         self.change(direction, |c| c.rate = bytes_per_second);
+    }
+
+    /// Cuts the stream of `direction` of each connection into pieces, or no longer does.
+    pub fn split(&mut self, direction: Direction, split: Option<Split>) {
+        self.change(direction, |c| c.split = split);
     }
 
     /// Resets every new connection at once, as an unreachable host would, or no longer does.

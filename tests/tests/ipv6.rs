@@ -3,26 +3,21 @@
 use std::process::{Command, Output};
 
 use rds_tests::program::rds_stress;
+use rds_tests::skip::{Unavailable, or_skip};
 
 /// Runs a shell script in a new network namespace in which `::1`, `fd00::1` and `fd00::2` are local; `None` where no
 /// namespace can be made, with the reason on standard error.
 fn in_namespace(script: &str) -> Option<Output> {
     let prepare = "ip link set lo up && ip -6 addr add fd00::1/128 dev lo nodad && ip -6 addr add fd00::2/128 dev lo nodad";
     let probe = Command::new("unshare").args(["-rn", "sh", "-c", prepare]).output();
-    match probe {
-        Ok(o) if o.status.success() => {}
+    or_skip(match probe {
+        Ok(o) if o.status.success() => Ok(()),
         Ok(o) => {
-            eprintln!(
-                "skipped: no network namespace with IPv6: {}",
-                String::from_utf8_lossy(&o.stderr).trim()
-            );
-            return None;
+            let errors = String::from_utf8_lossy(&o.stderr);
+            Err(Unavailable::because(format!("no network namespace with IPv6: {}", errors.trim())))
         }
-        Err(e) => {
-            eprintln!("skipped: unshare(1) cannot be run: {e}");
-            return None;
-        }
-    }
+        Err(e) => Err(Unavailable::because(format!("unshare(1) cannot be run: {e}"))),
+    })?;
     let whole = format!("{prepare} || exit 1\n{script}");
     Some(Command::new("unshare").args(["-rn", "sh", "-c", &whole]).output().expect("it ran a moment ago"))
 }

@@ -1,72 +1,25 @@
 //! Two processes of `rds-stress` that check every byte of each other, over whole and over broken connections.
 
-use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::num::NonZeroUsize;
+use std::process::Command;
 
 use rds_tests::address;
-use rds_tests::ledger::process::PATIENCE;
 use rds_tests::program::rds_stress;
-use rds_tests::proxy::{Break, Proxy, Route, Schedule};
+use rds_tests::proxy::{Break, Direction, Proxy, Route, Schedule, Split};
+use rds_tests::stress::Stress;
 
 /// TCP ports of control connections, nodes and proxies.
 const CONTROL: u16 = 4000;
 const NODE: u16 = 17405;
 const PROXY: u16 = 17406;
 
-struct Stress {
-    child: Child,
-    /// Lines of standard error, where all goes but the JSON object.
-    lines: Receiver<String>,
-    said: Vec<String>,
-}
-
-impl Stress {
-    fn start(address: Ipv4Addr, dial: u16, more: &[&str]) -> Self {
-        let mut command = Command::new(rds_stress());
-        command.args(["-r", &address.to_string(), "-p", &CONTROL.to_string(), "--json"]);
-        command.args(["--listen-port", &NODE.to_string(), "--dial-port", &dial.to_string()]);
-        command.args(["--start-delay", "0.2", "--warmup", "0.3"]).args(more);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
-        let errors = BufReader::new(child.stderr.take().expect("piped"));
-        let (sink, lines) = channel();
-        std::thread::spawn(move || errors.lines().map_while(Result::ok).try_for_each(|line| sink.send(line)));
-        Self { child, lines, said: Vec::new() }
-    }
-
-    #[track_caller]
-    fn says(&mut self, what: &str) {
-        loop {
-            match self.lines.recv_timeout(PATIENCE) {
-                Ok(line) => self.said.push(line),
-                Err(e) => panic!("rds-stress does not say {what:?} ({e}) but {:#?}", self.said),
-            }
-            if self.said.last().is_some_and(|line| line.contains(what)) {
-                return;
-            }
-        }
-    }
-
-    /// Waits for its end, and returns its report.
-    #[track_caller]
-    fn end(mut self) -> serde_json::Value {
-        let mut report = String::new();
-        self.child.stdout.take().expect("piped").read_to_string(&mut report).expect("text");
-        let status = self.child.wait().expect("it is our child");
-        self.said.extend(self.lines.iter());
-        assert!(status.success(), "{status}: {:#?}", self.said);
-        serde_json::from_str(&report).unwrap_or_else(|e| panic!("{e} in {report:?}: {:#?}", self.said))
-    }
-}
-
-impl Drop for Stress {
-    fn drop(&mut self) {
-        // It has ended, unless the test failed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A node at `address` that dials `dial`, with `more` options.
+fn start(address: Ipv4Addr, dial: u16, more: &[&str]) -> Stress {
+    let mut command = Command::new(rds_stress());
+    command.args(["-r", &address.to_string(), "-p", &CONTROL.to_string()]);
+    command.args(["--listen-port", &NODE.to_string(), "--dial-port", &dial.to_string()]).args(more);
+    Stress::start(command)
 }
 
 fn seconds() -> String {
@@ -81,12 +34,12 @@ fn verified(net: u8, active_is_smaller: bool, dial: u16, load: &[&str]) -> [serd
         hosts.reverse();
     }
     let [passive_at, active_at] = hosts;
-    let mut passive = Stress::start(passive_at, dial, &[]);
-    passive.says("waiting for incoming connection");
+    let mut passive = start(passive_at, dial, &[]);
+    passive.waits();
     let seconds = seconds();
     let host = passive_at.to_string();
     let options = [&["-s", &host, "-T", &seconds, "-v"], load].concat();
-    let active = Stress::start(active_at, dial, &options);
+    let active = start(active_at, dial, &options);
     let reports = [active.end(), passive.end()];
     for report in &reports {
         assert_eq!(report["verify_errors"], 0, "{report:#}");
@@ -116,4 +69,17 @@ fn connections_that_break_show_in_no_byte_and_in_no_order() {
     proxy.schedule(Some(Schedule { seed: 4, bytes: 200_000..6_000_000, ways }));
     verified(4, true, PROXY, &["-t", "4", "-d", "8", "-q", "4096"]);
     assert!(proxy.broken() >= 3, "only {} connections broke", proxy.broken());
+}
+
+#[test]
+fn streams_cut_into_pieces_of_any_size_verify() {
+    let routes = [1, 2].map(|host| Route::to(address(5, host), NODE, PROXY));
+    let mut proxy = Proxy::start(&routes).expect("the proxy listens");
+    let most = NonZeroUsize::new(9000).expect("not 0");
+    for direction in [Direction::FromDialer, Direction::FromTarget] {
+        proxy.split(direction, Some(Split::random(5, most)));
+    }
+    verified(5, true, PROXY, &["-t", "4", "-d", "8", "-q", "4096"]);
+    // It was the split streams that carried the messages.
+    assert!(proxy.bytes() > 100 * 4096, "only {} bytes went through the proxy", proxy.bytes());
 }

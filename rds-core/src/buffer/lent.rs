@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 
 use super::pool::{Pages, Pool, PoolBuffer};
+use crate::zerocopy::{Mode, Share};
 
 /// Hears that a payload's memory is free.
 pub trait OnRelease: Send + Sync {
@@ -16,6 +17,15 @@ pub trait OnRelease: Send + Sync {
     ///
     /// Called once, from any thread, with no lock of the engine held but possibly others' frames on the stack: it must not panic.
     fn released(&self, cookie: u32, copied: bool);
+}
+
+/// How a payload may be sent without a copy.
+#[derive(Clone, Debug, Default)]
+pub struct Terms {
+    /// Whether it is; `None`: as its path does.
+    pub mode: Option<Mode>,
+    /// Whose part of the pin budget it takes.
+    pub share: Option<Arc<Share>>,
 }
 
 /// Where a payload's bytes are.
@@ -42,13 +52,24 @@ pub(super) struct Inner {
     pub(super) len: usize,
     copied: AtomicBool,
     hook: Option<(Arc<dyn OnRelease>, u32)>,
+    terms: Terms,
+    /// Pages of the share that wait for its first call.
+    reserved: AtomicU32,
     pub(super) pool: Weak<Pool>,
 }
 
 impl Inner {
     pub(super) fn new(data: Data, pool: Weak<Pool>) -> Self {
         let len = data.as_slice().len();
-        Self { data, len, copied: AtomicBool::new(false), hook: None, pool }
+        Self {
+            data,
+            len,
+            copied: AtomicBool::new(false),
+            hook: None,
+            terms: Terms::default(),
+            reserved: AtomicU32::new(0),
+            pool,
+        }
     }
 
     pub(super) fn as_slice(&self) -> &[u8] {
@@ -74,9 +95,18 @@ impl Inner {
             }
         }
         let _tell = Tell(self.hook.take(), std::mem::take(self.copied.get_mut()));
+        self.forget_terms();
         if matches!(self.data, Data::Bytes(_)) {
             self.data = Data::None;
         }
+    }
+
+    fn forget_terms(&mut self) {
+        let reserved = std::mem::take(self.reserved.get_mut());
+        if let Some(share) = self.terms.share.take().filter(|_| reserved > 0) {
+            share.release(reserved);
+        }
+        self.terms.mode = None;
     }
 }
 
@@ -121,6 +151,19 @@ impl Lent {
         }
     }
 
+    /// How it may be sent without a copy.
+    #[must_use]
+    pub fn terms(&self) -> &Terms {
+        &self.inner().terms
+    }
+
+    /// Pages of its share that were reserved for it, and are the caller's from now on.
+    #[must_use]
+    pub fn take_reserved(&self) -> u32 {
+        let reserved = &self.inner().reserved;
+        if reserved.load(Relaxed) == 0 { 0 } else { reserved.swap(0, Relaxed) }
+    }
+
     /// Takes the payload back before it was sent: nobody will be told of its release. `None`, and the reference is gone, while
     /// there are others.
     #[must_use]
@@ -131,6 +174,7 @@ impl Lent {
             return None;
         };
         inner.hook = None;
+        inner.forget_terms();
         *inner.copied.get_mut() = false;
         match std::mem::replace(&mut inner.data, Data::None) {
             Data::Bytes(bytes) => Some(Owned::Bytes(bytes)),
@@ -189,12 +233,20 @@ impl Owned {
     /// Lends it; `hook` hears when it is free again.
     #[must_use]
     pub fn lend(self, hook: Option<(Arc<dyn OnRelease>, u32)>) -> Lent {
+        self.lend_on(hook, Terms::default(), 0)
+    }
+
+    /// As [`Owned::lend`], on terms; `reserved` pages of the share have been reserved for it.
+    #[must_use]
+    pub fn lend_on(self, hook: Option<(Arc<dyn OnRelease>, u32)>, terms: Terms, reserved: u32) -> Lent {
         let mut arc = match self {
             Self::Bytes(bytes) => Arc::new(Inner::new(Data::Bytes(bytes), Weak::new())),
             Self::Pool(buffer) => buffer.into_inner(),
         };
         let inner = Arc::get_mut(&mut arc).expect("a payload has one owner");
         inner.hook = hook;
+        inner.terms = terms;
+        *inner.reserved.get_mut() = reserved;
         Lent::new(arc)
     }
 }

@@ -11,5 +11,5 @@ mod pool;
 
 pub use chunk::Chunk;
 pub use filling::{Filling, Memory};
-pub use lent::{Lent, OnRelease, Owned};
+pub use lent::{Lent, OnRelease, Owned, Terms};
 pub use pool::{Pool, PoolBuffer};

@@ -1,6 +1,7 @@
 //! Raw system calls: what no crate offers safely. The only home of `unsafe`.
 //!
 //! * `zerocopy`: sending without a copy (MSG_ZEROCOPY), and `error_queue`: hearing when the kernel has let go.
+//! * `region`: mapping what was received (TCP_ZEROCOPY_RECEIVE), and leases of it.
 //! * `pages`: page-aligned memory. `limits`: how much of it the kernel may pin for us.
 //! * `tcp`: segment size, path MTU, output queue, low-water mark.
 //! * `cpu`: CPU time.
@@ -15,6 +16,8 @@ pub(crate) mod cpu;
 pub(crate) mod error_queue;
 pub(crate) mod limits;
 pub(crate) mod pages;
+pub(crate) mod region;
+mod zc_receive;
 pub(crate) mod zerocopy;
 
 pub(crate) use tcp::unacknowledged;

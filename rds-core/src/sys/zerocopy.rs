@@ -15,6 +15,8 @@ use bytes::Bytes;
 use socket2::SockRef;
 
 use super::option;
+use crate::buffer::Chunk;
+use crate::zerocopy::{self, Ending};
 
 /// Most pieces that one call takes (IOV_MAX).
 pub(crate) const MAX_PIECES: usize = 1024;
@@ -54,6 +56,14 @@ unsafe impl Pinned for Bytes {
     }
 }
 
+// SAFETY: a chunk refers to `Bytes`, as above, or to a payload that was lent, which hands out shared references alone until the
+// last of the chunks that refer to it is gone; so its memory neither moves nor changes before. A pool's pages go back there then.
+unsafe impl Pinned for Chunk {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
 /// References to what the kernel may be reading. Dropped, it leaks them, which is the only safe thing when nobody waits
 /// for the kernel any longer.
 #[must_use = "what is not released is never freed"]
@@ -71,6 +81,16 @@ impl<P> Held<P> {
     /// To be called when the number of the call was in a range that [`super::error_queue::ErrorQueue::drain`] reported, and not before.
     pub(crate) fn release(self) -> Vec<P> {
         ManuallyDrop::into_inner(self.0)
+    }
+}
+
+impl zerocopy::Held for Held<Chunk> {
+    fn pieces(&self) -> &[Chunk] {
+        self.pieces()
+    }
+
+    fn release(self) -> Vec<Chunk> {
+        self.release()
     }
 }
 
@@ -96,19 +116,8 @@ impl Gather {
     }
 }
 
-/// How a send ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ending {
-    /// What comes next starts a new segment buffer (MSG_EOR).
-    pub(crate) record: bool,
-    /// More follows at once (MSG_MORE); without it the data waits for 200 ms.
-    pub(crate) more: bool,
-}
-
-impl Ending {
-    fn flags(self) -> libc::c_int {
-        (if self.record { libc::MSG_EOR } else { 0 }) | (if self.more { libc::MSG_MORE } else { 0 })
-    }
+fn flags(ending: Ending) -> libc::c_int {
+    (if ending.record { libc::MSG_EOR } else { 0 }) | (if ending.more { libc::MSG_MORE } else { 0 })
 }
 
 /// Sends `pieces` one after the other, at most [`MAX_PIECES`], in one call that copies. Returns how many bytes the kernel
@@ -123,7 +132,7 @@ pub(crate) fn send<T: AsRef<[u8]>>(
     ending: Ending,
     gather: &mut Gather,
 ) -> io::Result<usize> {
-    gather.with(pieces.iter().map(AsRef::as_ref), |parts| send_parts(socket, parts, ending.flags()))
+    gather.with(pieces.iter().map(AsRef::as_ref), |parts| send_parts(socket, parts, flags(ending)))
 }
 
 /// Sends `pieces` as [`send`] does, but without a copy, where the path allows it; `socket` must have been enabled with
@@ -140,7 +149,7 @@ pub(crate) fn send_pinned<P: Pinned>(
     ending: Ending,
     gather: &mut Gather,
 ) -> Result<(usize, Held<P>), Refused<P>> {
-    let flags = ending.flags() | libc::MSG_ZEROCOPY;
+    let flags = flags(ending) | libc::MSG_ZEROCOPY;
     // Whatever happens from here on, a panic too, does not free them.
     let pieces = Held(ManuallyDrop::new(pieces));
     let result = gather.with(pieces.pieces().iter().map(P::bytes), |parts| send_parts(socket, parts, flags));

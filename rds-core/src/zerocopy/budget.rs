@@ -4,10 +4,11 @@
 //! notification, and refuses with `ENOBUFS` beyond. No event says when there is room again if another process holds it.
 //! So the charge is mirrored here, with the kernel's own count ([`super::charge`]), and stays below the limit.
 //!
-//! Fairness: with `n` sockets that hold something, each may hold its equal part, `limit / n`, but at least one large
-//! message. Beyond that it may go only while a quarter of the budget, and room for a large message, stay free: whoever
-//! comes finds room, and whoever has more than its part drains until there is. Where the budget is too small even for a
-//! large message each, sockets take turns: one that was granted passes once if another was refused meanwhile.
+//! Fairness: with `n` sockets that hold something or were refused it, each may hold its equal part, `limit / n`, and in any
+//! case one message. Beyond that it may go only while a quarter of the budget, and room for a large message, stay free:
+//! whoever comes finds room, and whoever has more than its part drains until there is. Where parts are smaller than
+//! messages, sockets take turns: when one that holds nothing is refused, each other leaves room for what was refused, or
+//! passes, once. Nothing is remembered longer, as the refused socket may have copied instead and gone idle.
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-/// Pages of a message of 1 MiB with 4 KiB pages: what a socket may hold however many others there are.
+/// Pages of a message of 1 MiB with 4 KiB pages.
 pub const LARGE_MESSAGE: u64 = 258;
 
 /// Bytes of a socket's `optmem` that an outstanding notification takes (measured on Linux 6.18).
@@ -116,8 +117,11 @@ pub struct Budget {
     limit: u64,
     used: AtomicU64,
     max_used: AtomicU64,
-    /// Sockets that hold something. Signed: of two threads the one that gives back may count first.
-    holders: AtomicI64,
+    /// Sockets that hold something or wait. Signed: of two threads the one that gives back may count first.
+    sharers: AtomicI64,
+    /// Requests refused of sockets that held nothing, and the pages of the last one.
+    starved: AtomicU64,
+    starved_pages: AtomicU64,
     refused_node: AtomicU64,
     refused_share: AtomicU64,
     refused_never: AtomicU64,
@@ -131,7 +135,9 @@ impl Budget {
             limit: limit_pages,
             used: AtomicU64::new(0),
             max_used: AtomicU64::new(0),
-            holders: AtomicI64::new(0),
+            sharers: AtomicI64::new(0),
+            starved: AtomicU64::new(0),
+            starved_pages: AtomicU64::new(0),
             refused_node: AtomicU64::new(0),
             refused_share: AtomicU64::new(0),
             refused_never: AtomicU64::new(0),
@@ -216,14 +222,13 @@ impl Budget {
     }
 }
 
-/// Takes at most `pages` off `used`, and returns what was there.
-fn give_back(used: &AtomicU64, pages: u64) -> u64 {
+/// Takes at most `pages` off `used`.
+fn give_back(used: &AtomicU64, pages: u64) {
     // Never `Err`: the closure always has an answer.
     let before = used
         .fetch_update(Relaxed, Relaxed, |used| Some(used.saturating_sub(pages)))
         .unwrap_or_else(|now| now);
     debug_assert!(before >= pages, "{pages} pages given back of {before}");
-    before
 }
 
 /// One socket's part of a [`Budget`]. What it still holds is given back when it is dropped: at the end of the socket,
@@ -231,9 +236,11 @@ fn give_back(used: &AtomicU64, pages: u64) -> u64 {
 #[derive(Debug)]
 pub struct Share {
     budget: Arc<Budget>,
-    used: AtomicU64,
-    /// The node's refusals when this socket was last granted something, or passed.
-    refusals_seen: AtomicU64,
+    /// Twice the pages held; or 1 while it waits: it holds nothing, and was refused. So it counts as one of those who share
+    /// the budget exactly while this is not 0.
+    state: AtomicU64,
+    /// [`Budget::starved`] when this socket last made way.
+    starved_seen: AtomicU64,
     /// Most that it held at one time.
     max_used: AtomicU64,
 }
@@ -242,11 +249,10 @@ impl Share {
     /// The part of a new socket, which holds nothing.
     #[must_use]
     pub fn new(budget: &Arc<Budget>) -> Self {
-        let seen = AtomicU64::new(budget.refused_node());
         Self {
+            starved_seen: AtomicU64::new(budget.starved.load(Relaxed)),
             budget: Arc::clone(budget),
-            used: AtomicU64::new(0),
-            refusals_seen: seen,
+            state: AtomicU64::new(0),
             max_used: AtomicU64::new(0),
         }
     }
@@ -260,7 +266,7 @@ impl Share {
     /// Pages that the socket holds.
     #[must_use]
     pub fn used(&self) -> u64 {
-        self.used.load(Relaxed)
+        self.state.load(Relaxed) / 2
     }
 
     /// Most pages that the socket held at one time.
@@ -275,62 +281,80 @@ impl Share {
     ///
     /// Nothing was charged: the message is to be copied, to wait or to fail, as [`WhenFull`] says.
     pub fn try_reserve(&self, pages: u32) -> Result<(), Full> {
-        let result = self.reserve(pages);
-        if let Err(full) = result {
-            self.budget.count(full);
+        match self.reserve(pages) {
+            Ok(()) => {
+                let used = self.update(|state| state / 2 * 2 + u64::from(pages) * 2) / 2;
+                self.max_used.fetch_max(used + u64::from(pages), Relaxed);
+                Ok(())
+            }
+            Err(full) => {
+                if full != Full::Never {
+                    self.update(|state| state.max(1));
+                }
+                self.budget.count(full);
+                Err(full)
+            }
         }
-        result
     }
 
     fn reserve(&self, pages: u32) -> Result<(), Full> {
         let budget = &*self.budget;
-        let used = self.used();
-        let would_be = used + u64::from(pages);
-        let others = budget.holders.load(Relaxed) - i64::from(used > 0);
+        let state = self.state.load(Relaxed);
+        let (used, pages64) = (state / 2, u64::from(pages));
+        let others = budget.sharers.load(Relaxed) - i64::from(state != 0);
         let equal = budget.limit / (u64::try_from(others).unwrap_or(0) + 1);
-        let refusals = budget.refused_node();
-        if would_be > equal.max(LARGE_MESSAGE) {
-            let quarter = budget.limit / 4;
+        let beyond = used + pages64 > equal;
+        let starved = budget.starved.load(Relaxed);
+        let mut leave = 0;
+        // One that waits itself, with nothing, need not make way.
+        if (used > 0 || (beyond && state == 0)) && self.starved_seen.swap(starved, Relaxed) != starved {
+            leave = budget.starved_pages.load(Relaxed);
+        }
+        if beyond && used > 0 {
+            leave = leave.max(budget.limit / 4);
             // Less than two large messages: there is no keeping room for one.
-            let leave = if budget.limit < 2 * LARGE_MESSAGE { quarter } else { quarter.max(LARGE_MESSAGE) };
-            budget.charge_leaving(pages, leave).map_err(|full| match full {
-                Full::Node => Full::Share,
-                other => other,
-            })?;
-        } else {
-            // More than its equal part, because that is less than a large message: another one's turn, if one was refused.
-            if would_be > equal && self.refusals_seen.swap(refusals, Relaxed) != refusals {
-                return Err(Full::Share);
+            if budget.limit >= 2 * LARGE_MESSAGE {
+                leave = leave.max(LARGE_MESSAGE);
             }
-            if let Err(full) = budget.charge_leaving(pages, 0) {
+        }
+        match budget.charge_leaving(pages, leave) {
+            // There would be room if it were not for others.
+            Err(Full::Node) if leave > 0 => Err(Full::Share),
+            Err(Full::Node) if used == 0 => {
+                budget.starved_pages.store(pages64, Relaxed);
+                budget.starved.fetch_add(1, Relaxed);
                 // Its own refusal is none to make way for.
-                let _ = self.refusals_seen.compare_exchange(refusals, refusals + 1, Relaxed, Relaxed);
-                return Err(full);
+                let _ = self.starved_seen.compare_exchange(starved, starved + 1, Relaxed, Relaxed);
+                Err(Full::Node)
             }
+            result => result,
         }
-        if self.used.fetch_add(u64::from(pages), Relaxed) == 0 && pages > 0 {
-            budget.holders.fetch_add(1, Relaxed);
+    }
+
+    /// Changes the state, and keeps count of those who share. Returns what it was.
+    fn update(&self, change: impl Fn(u64) -> u64) -> u64 {
+        // Never `Err`: the closure always has an answer.
+        let before =
+            self.state.fetch_update(Relaxed, Relaxed, |state| Some(change(state))).unwrap_or_else(|now| now);
+        let counted = i64::from(change(before) != 0) - i64::from(before != 0);
+        if counted != 0 {
+            self.budget.sharers.fetch_add(counted, Relaxed);
         }
-        self.max_used.fetch_max(would_be, Relaxed);
-        Ok(())
+        before
     }
 
     /// Gives back `pages` that [`try_reserve`](Self::try_reserve) granted.
     pub fn release(&self, pages: u32) {
-        self.release_pages(u64::from(pages));
-    }
-
-    fn release_pages(&self, pages: u64) {
-        let before = give_back(&self.used, pages);
-        if before > 0 && before <= pages {
-            self.budget.holders.fetch_sub(1, Relaxed);
-        }
+        let pages = u64::from(pages);
+        let before = self.update(|state| (state / 2).saturating_sub(pages) * 2) / 2;
+        debug_assert!(before >= pages, "{pages} pages given back of {before}");
         give_back(&self.budget.used, pages.min(before));
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.release_pages(self.used());
+        let held = self.update(|_| 0) / 2;
+        give_back(&self.budget.used, held);
     }
 }

@@ -23,6 +23,9 @@ pub const AUTO_MINIMUM: usize = 16 << 10;
 /// Least length that `on` pins, in bytes.
 pub const ON_MINIMUM: usize = 4096;
 
+/// From the end of pinning to the first probe.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+
 /// How a message is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
@@ -57,7 +60,7 @@ impl SendController {
             local_peer,
             minimum: AUTO_MINIMUM,
             comparison: Comparison::new(),
-            off: if local_peer { Some(Off::from_the_start(Reason::LocalPeer)) } else { None },
+            off: if local_peer { Some(Off::from_the_start(FIRST_RETRY, Reason::LocalPeer)) } else { None },
             trial: Some(Tally::new()),
             copied_share: 0.0,
             lag: Duration::ZERO,
@@ -143,7 +146,7 @@ impl SendController {
         };
         self.trial = None;
         if share {
-            self.off = Some(Off::from(now, Reason::Copied));
+            self.off = Some(Off::from(now, FIRST_RETRY, Reason::Copied));
         }
     }
 

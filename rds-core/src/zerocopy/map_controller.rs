@@ -6,8 +6,8 @@
 //! peer only [`Mode::On`] maps: that is a decision to trust it. In `auto`
 //!
 //! * messages of 64 KiB and more, and of whole pages, are eligible;
-//! * more than 90 % of the last 64 must have been mapped whole; otherwise it is off for the path, and tried again after
-//!   1 s, then 2 s, up to 60 s, with 8 messages each time;
+//! * more than 90 % of them, averaged over about the last 128, must be mapped whole; otherwise it is off for the path, and tried
+//!   again after 10 ms, then 20 ms, up to 60 s, with 8 messages each time;
 //! * measured CPU time decides for each size ([`super::compare`]).
 
 use std::time::Duration;
@@ -19,8 +19,10 @@ use crate::proto::Time;
 
 /// Least length that `auto` maps, in bytes.
 const AUTO_MINIMUM: usize = 64 << 10;
-/// So many of the last 64 messages not mapped whole are too many: 90 % would be left.
-const TOO_MANY: u32 = 7;
+/// A share of messages not mapped whole that is too many.
+const TOO_MANY: f32 = 0.1;
+/// The first try again. The sender begins each message anew, so what broke the alignment is often over at once.
+const FIRST_RETRY: Duration = Duration::from_millis(10);
 
 /// See the [module](self). Calls cost a few ns and allocate nothing, but for [`state`](Self::state); a measured message costs
 /// some 300 ns more here.
@@ -33,8 +35,8 @@ pub struct MapController {
     off: Option<Off>,
     /// The first outcomes.
     trial: Option<Tally>,
-    /// The last 64 attempts: a bit is set where the message was not mapped whole.
-    unmapped: u64,
+    /// Moving average of messages that were not mapped whole.
+    unmapped_share: f32,
     /// The message chosen last is to be measured.
     measure: bool,
     announced: bool,
@@ -51,7 +53,7 @@ impl MapController {
             comparison: Comparison::new(),
             off: None,
             trial: Some(Tally::new()),
-            unmapped: 0,
+            unmapped_share: 0.0,
             measure: false,
             announced: false,
         }
@@ -105,7 +107,8 @@ impl MapController {
     /// A message was to be mapped; `mapped` if it was, whole. `cpu`: CPU time of its calls and its share of giving pages
     /// back, if it was measured.
     pub fn mapped(&mut self, now: Time, len: usize, mapped: bool, cpu: Option<Duration>) {
-        self.unmapped = self.unmapped << 1 | u64::from(!mapped);
+        // A weight of 1/128 for each. A window of the last 64 would end it by chance alone where 4 % are not mapped.
+        self.unmapped_share += (f32::from(u8::from(!mapped)) - self.unmapped_share) / 128.0;
         if self.mode != Mode::Auto {
             return;
         }
@@ -116,7 +119,7 @@ impl MapController {
                 Some(_) => {
                     self.off = None;
                     self.trial = None;
-                    self.unmapped = 0;
+                    self.unmapped_share = 0.0;
                     self.comparison.forget_zero_copy();
                 }
             }
@@ -125,7 +128,7 @@ impl MapController {
         if let Some(cpu) = cpu {
             self.comparison.sample(len, true, cpu);
         }
-        let mut too_many = self.unmapped.count_ones() >= TOO_MANY;
+        let mut too_many = self.unmapped_share > TOO_MANY;
         if let Some(tally) = &mut self.trial {
             tally.add(1, !mapped);
             if let Some(share) = tally.bad_share() {
@@ -135,7 +138,7 @@ impl MapController {
         }
         if too_many {
             self.trial = None;
-            self.off = Some(Off::from(now, Reason::Unmapped));
+            self.off = Some(Off::from(now, FIRST_RETRY, Reason::Unmapped));
         }
     }
 
@@ -178,7 +181,7 @@ impl MapController {
             reason,
             next_probe: self.off.as_ref().filter(|_| self.mode == Mode::Auto).and_then(|off| off.next),
             sizes: self.comparison.sizes(self.off.is_some()),
-            failed_share: self.unmapped.count_ones() as f32 / 64.0,
+            failed_share: self.unmapped_share,
             lag: Duration::ZERO,
             eligible_bytes,
             explored_bytes,

@@ -6,12 +6,15 @@
 //! * [`ledger`]: which calls with `MSG_ZEROCOPY` the kernel has not notified yet, and what each of them holds.
 //! * [`shared`]: the same for a thread that writes and one that reaps.
 //! * [`plan`]: how a run of stream pieces is cut into calls so that the receiver can map the pages.
+//! * [`writer`]: all of a socket's sending side, over these; [`closing`]: its end.
 //! * [`budget`]: pages that may be pinned, for a node and for each of its sockets.
 //! * [`controller`], [`map_controller`]: whether a message is pinned when sent, or mapped when received.
 //! * [`compare`]: what two ways of moving a message cost, measured seldom and judged robustly.
+//! * [`slots`]: which pages of a region are filled next, and when those that were used are unmapped.
 //! * [`mode`]: settings of the controllers, and what they report.
 
 pub mod budget;
+pub mod closing;
 pub mod compare;
 pub mod controller;
 pub mod ledger;
@@ -20,11 +23,18 @@ pub mod mode;
 pub mod plan;
 mod probe;
 pub mod shared;
+pub mod writer;
+pub mod slots;
 
 pub use budget::{Budget, Full, Limits, Share, WhenFull};
+pub use closing::{Closing, Step};
 pub use controller::{Choice, SendController};
 pub use ledger::{Ledger, Notified, Released, charge};
 pub use map_controller::MapController;
 pub use mode::{Decision, Mode, Reason};
 pub use plan::{Call, Piece, next_call};
 pub use shared::SharedLedger;
+pub use writer::{
+    Ending, Fallbacks, Gauge, Held, PathSettings, Refusal, SendCounts, SendPath, Stop, Wire, Writer, Wrote,
+};
+pub use slots::Slots;

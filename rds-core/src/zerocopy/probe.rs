@@ -7,7 +7,6 @@ use crate::proto::Time;
 
 /// Messages of one probe.
 pub(super) const PROBE: u32 = 8;
-const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// Off, until a probe shows something else.
@@ -46,19 +45,19 @@ impl Tally {
 }
 
 impl Off {
-    /// Off from the first message on: when that comes is not known yet.
-    pub(super) const fn from_the_start(reason: Reason) -> Self {
-        Self { reason, next: None, interval: SHORTEST, left: None, tally: Tally::new() }
+    /// Off from the first message on, whose time is not known yet. The first probe comes `retry` after it.
+    pub(super) const fn from_the_start(retry: Duration, reason: Reason) -> Self {
+        Self { reason, next: None, interval: retry, left: None, tally: Tally::new() }
     }
 
-    /// Off from now on.
-    pub(super) fn from(now: Time, reason: Reason) -> Self {
-        Self { next: Some(now + SHORTEST), ..Self::from_the_start(reason) }
+    /// Off from now on. The first probe comes after `retry`.
+    pub(super) fn from(now: Time, retry: Duration, reason: Reason) -> Self {
+        Self { next: Some(now + retry), ..Self::from_the_start(retry, reason) }
     }
 
     /// Whether a message at `now` belongs to a probe. [`taken`](Self::taken) if it then is sent so.
     pub(super) fn wants(&mut self, now: Time) -> bool {
-        let next = *self.next.get_or_insert(now + SHORTEST);
+        let next = *self.next.get_or_insert(now + self.interval);
         match self.left {
             None => now >= next,
             Some(0) if now >= next => {

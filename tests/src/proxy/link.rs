@@ -1,13 +1,15 @@
 //! One connection through the proxy: two TCP sockets and what is on its way between them.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use mio::net::TcpStream;
+use nix::libc::{MSG_EOR, MSG_NOSIGNAL};
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use super::split::Cutter;
 use super::{Break, Conditions, Direction};
 
 /// Bytes that a direction holds; more stays in TCP, so that the sender feels it.
@@ -30,6 +32,7 @@ struct Pipe {
     /// Tokens of the rate limit, in bytes, and when they were counted.
     allowance: f64,
     counted: Option<Instant>,
+    cutter: Cutter,
 }
 
 /// A connection.
@@ -158,6 +161,7 @@ impl Link {
         if conditions.stalled {
             return Ok((0, None));
         }
+        pipe.cutter.follow(conditions.split);
         let Some((due, chunk)) = pipe.chunks.front() else {
             if pipe.ended && !pipe.told {
                 match sink.shutdown(std::net::Shutdown::Write) {
@@ -170,6 +174,9 @@ impl Link {
         };
         if *due > now {
             return Ok((0, Some(*due)));
+        }
+        if let Some(until) = pipe.cutter.paused(now) {
+            return Ok((0, Some(until)));
         }
         let rest = &chunk[pipe.gone..];
         let mut most = rest.len();
@@ -186,11 +193,14 @@ impl Link {
         if let Some((at, _)) = self.breaks_at {
             most = most.min(usize::try_from(at.saturating_sub(self.carried)).unwrap_or(usize::MAX));
         }
-        let written = match sink.write(&rest[..most]) {
+        let (most, ends) = pipe.cutter.piece(most);
+        let flags = MSG_NOSIGNAL | if ends { MSG_EOR } else { 0 };
+        let written = match SockRef::from(&*sink).send_with_flags(&rest[..most], flags) {
             Ok(written) => written,
             Err(e) if not_yet(&e) => return Ok((0, None)),
             Err(e) => return Err(e),
         };
+        pipe.cutter.wrote(written, now);
         pipe.gone += written;
         pipe.held -= written;
         pipe.allowance -= written as f64;

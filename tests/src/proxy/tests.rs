@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::num::NonZeroUsize;
 
 use socket2::{Domain, Socket, Type};
 
@@ -24,6 +25,9 @@ fn ends(net: u8, schedule: Option<Schedule>) -> Ends {
     let dialer = dial(near, route.listen);
     let (target, from) = listener.accept().unwrap();
     assert_eq!(from.ip(), IpAddr::V4(near), "the proxy must come from the dialer's address");
+    for end in [&dialer, &target] {
+        end.set_read_timeout(Some(crate::ledger::process::PATIENCE)).unwrap();
+    }
     assert_eq!(from.port() % 8, dialer.local_addr().unwrap().port() % 8, "the port modulo 8 is the lane");
     Ends { proxy, listener, dialer, target }
 }
@@ -130,6 +134,83 @@ fn delay_and_rate_change_no_byte() {
     let writer = std::thread::spawn(move || dialer.write_all(&copy));
     assert!(read(&mut e.target, sent.len()) == sent);
     writer.join().unwrap().unwrap();
+}
+
+const NEVER: Duration = Duration::from_secs(1 << 30);
+
+fn bytes(bytes: usize) -> NonZeroUsize {
+    NonZeroUsize::new(bytes).unwrap()
+}
+
+/// What there is to be read, after waiting for a first byte. The sender pauses, so the first piece is all.
+fn piece(stream: &mut TcpStream) -> usize {
+    let mut first = read(stream, 1).len();
+    stream.set_nonblocking(true).unwrap();
+    loop {
+        match stream.read(&mut [0; 4096]) {
+            Ok(0) => panic!("the stream has ended"),
+            Ok(n) => first += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    first
+}
+
+#[test]
+fn a_split_lets_one_piece_through_and_then_pauses() {
+    let mut e = ends(12, None);
+    e.dialer.write_all(b"whole").unwrap();
+    assert_eq!(read(&mut e.target, 5), b"whole");
+    e.proxy.split(Direction::FromDialer, Some(Split::every(bytes(1000)).with_pause(NEVER)));
+    e.dialer.write_all(&[1; 2500]).unwrap();
+    assert_eq!(piece(&mut e.target), 1000);
+    // The other direction is whole. Another split begins anew where the first one was.
+    e.target.write_all(&[2; 3000]).unwrap();
+    read(&mut e.dialer, 3000);
+    e.proxy.split(Direction::FromDialer, Some(Split::every(bytes(7)).with_pause(NEVER)));
+    assert_eq!(piece(&mut e.target), 7);
+    e.proxy.split(Direction::FromDialer, None);
+    read(&mut e.target, 2500 - 1007);
+}
+
+#[test]
+fn a_seed_draws_the_same_pieces_again_and_another_one_others() {
+    let mut e = ends(13, None);
+    let mut drawn = Vec::new();
+    let one = Split::every(bytes(1)).with_pause(NEVER);
+    e.proxy.split(Direction::FromDialer, Some(one));
+    e.dialer.write_all(&[3; 60_000]).unwrap();
+    for seed in [1, 1, 2, 3, 4] {
+        // Something else in between, because the same split again would be no change.
+        e.proxy.split(Direction::FromDialer, Some(one));
+        assert_eq!(piece(&mut e.target), 1);
+        e.proxy.split(Direction::FromDialer, Some(Split::random(seed, bytes(4000)).with_pause(NEVER)));
+        drawn.push(piece(&mut e.target));
+    }
+    assert_eq!(drawn[0], drawn[1]);
+    assert!(drawn[1..].windows(2).any(|w| w[0] != w[1]), "{drawn:?}");
+}
+
+#[test]
+fn a_split_stream_has_every_byte_in_its_place() {
+    let mut e = ends(14, None);
+    let sent: Vec<u8> = (0..300_000u32).map(|i| i.to_le_bytes()[0] ^ i.to_le_bytes()[1]).collect();
+    for (len, split) in [
+        (10_000, Some(Split::every(bytes(1)))),
+        (300_000, Some(Split::every(bytes(65_537)))),
+        (300_000, Some(Split::random(5, bytes(3000)))),
+        (300_000, Some(Split::every(bytes(10_000)).with_pause(Duration::from_millis(1)))),
+        (300_000, None),
+    ] {
+        e.proxy.split(Direction::FromDialer, split);
+        let mut dialer = e.dialer.try_clone().unwrap();
+        let copy = sent[..len].to_vec();
+        let writer = std::thread::spawn(move || dialer.write_all(&copy));
+        assert!(read(&mut e.target, len) == sent[..len], "{split:?}");
+        writer.join().unwrap().unwrap();
+    }
 }
 
 #[test]
