@@ -129,6 +129,14 @@ impl Plan {
         if kernels && !KNOWN.kernels_connections_read_in_any_order {
             hosts.iter_mut().for_each(|h| h.temper.reverse = 0);
         }
+        for f in &mut faults {
+            // While it stands still, resets make several connections of a kernel wait to be accepted.
+            let known =
+                KNOWN.kernels_connections_read_in_any_order || !kernels || hosts[f.host].kind.is_kernel();
+            if f.kind == Fault::NeverReads && !known {
+                (f.kind, f.until) = (Fault::Freeze, f.until.min(f.at + 10 * SEC));
+            }
+        }
         if faults.iter().any(|f| TAKES_ALL_LANES.contains(&f.kind)) {
             // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
             hosts.iter_mut().filter(|h| h.kind.is_kernel()).for_each(|h| h.spec.ping_enable = true);
@@ -223,6 +231,7 @@ impl Plan {
             notification: pick(rng, &[NOTIFICATION, NOTIFICATION, 2 * NOTIFICATION]),
             copies: pick(rng, &[0, 20, 128, 255]),
             late: pick(rng, &[0, MS, 50 * MS, SEC]),
+            keeps: 30,
             device: pick(rng, &[0, 0, MS, SEC]),
             joins: pick(rng, &[0, 60, 200]),
             prompt: pick(rng, &[0, 30, 200]),
@@ -235,6 +244,7 @@ impl Plan {
         Sending {
             mode: pick(rng, &[Mode::Off, Mode::On, Mode::On, Mode::Auto]),
             when_full: pick(rng, &[WhenFull::Copy, WhenFull::Copy, WhenFull::Wait, WhenFull::Error]),
+            lends: 180,
             kernel,
         }
     }

@@ -33,7 +33,9 @@ pub struct ZeroCopy {
     pub copies: u8,
     /// Most time by which a notification is late.
     pub late: Nanos,
-    /// Most time for which a device keeps pages that it was sending when its socket was disconnected or reset.
+    /// Chance in 256 that a device keeps a call's pages when its socket is disconnected or reset, ...
+    pub keeps: u8,
+    /// ... and the most time for which it does; it was sending them.
     pub device: Nanos,
     /// Chance in 256 that a call shares its notification with the one before, while that was not sent.
     pub joins: u8,
@@ -53,6 +55,7 @@ impl Default for ZeroCopy {
             notification: NOTIFICATION,
             copies: 0,
             late: 0,
+            keeps: 0,
             device: 0,
             joins: 0,
             prompt: 0,
@@ -301,14 +304,13 @@ impl Net {
         if n == 0 {
             return Err(Refused::Full);
         }
-        let quiet = half.flight.is_empty() && half.unsent.is_empty();
         self.met.calls += 1;
         self.met.partial += u64::from(n < total);
         self.hosts[host].pinned += pages;
         let copied = self.rng.u8(..) < settings.copies;
         let ticket = self.enqueue(end, pieces, n, pages, copied, settings.first_call, joined);
         self.pump(now, end);
-        if quiet && self.rng.u8(..) < settings.prompt {
+        if self.rng.u8(..) < settings.prompt {
             self.arrive_at_once(now, end);
         }
         if self.rng.u8(..) < settings.reset {
@@ -379,9 +381,7 @@ impl Net {
         if !self.reachable(end.link) || !self.half(end.peer()).established() {
             return;
         }
-        if self.half(end.peer()).phase == Phase::Orphan
-            || self.half(end.peer()).received != self.half(end).acked
-        {
+        if self.half(end.peer()).phase == Phase::Orphan {
             return;
         }
         let flight: Vec<(u64, Part)> = self.half(end).flight.iter().cloned().collect();
@@ -458,13 +458,13 @@ impl Net {
         half.flight.clear();
         let mut serials: Vec<u64> = half.calls.open.keys().copied().collect();
         self.rng.shuffle(&mut serials);
-        let device = self.hosts[self.half(end).host].zero_copy.device;
+        let ZeroCopy { keeps, device, .. } = self.hosts[self.half(end).host].zero_copy;
         for serial in &serials {
             let Some(call) = self.half_mut(end).calls.open.get_mut(serial) else { continue };
             // What had been acknowledged says what was drawn for it, and comes now.
             if !std::mem::replace(&mut call.due, true) {
                 call.copied = false;
-                if device > 0 && self.rng.u8(..) < 30 {
+                if device > 0 && self.rng.u8(..) < keeps {
                     self.met.device += 1;
                     let at = now + self.rng.u64(1..=device);
                     self.queue.push(at, Event::Net(NetEvent::Notify(end, *serial)));

@@ -31,13 +31,15 @@ pub struct Sending {
     pub mode: Mode,
     /// What becomes of a payload for which the budget has no room.
     pub when_full: WhenFull,
+    /// Chance in 256 that a program lends a large payload; 255 stands for always.
+    pub lends: u8,
     /// What its host's kernel does.
     pub kernel: ZeroCopy,
 }
 
 impl Default for Sending {
     fn default() -> Self {
-        Self { mode: Mode::Off, when_full: WhenFull::Copy, kernel: ZeroCopy::default() }
+        Self { mode: Mode::Off, when_full: WhenFull::Copy, lends: 180, kernel: ZeroCopy::default() }
     }
 }
 
@@ -419,6 +421,18 @@ impl OwnHost {
         if unknown > 0 {
             cx.fail(format!("host {} hears of the end of {unknown} calls that it never made", self.index));
         }
+    }
+
+    /// Pages that the process has pinned, as it believes.
+    #[must_use]
+    pub fn pinned(&self) -> u64 {
+        self.pins.gauge.now()
+    }
+
+    /// Most pages that it had pinned at one time.
+    #[must_use]
+    pub fn most_pinned(&self) -> u64 {
+        self.pins.gauge.max()
     }
 
     /// Whether nothing is pinned, reserved or lent; what is, otherwise.

@@ -63,8 +63,9 @@ impl OwnHost {
         let destination = SocketAddr::new(cx.net.address_of(dst), dport);
         let token = tracked.then_some(Token(number as u64));
         let (owned, pieces);
-        let lent = cx.chance(if len < 4096 { 60 } else { 180 });
-        let told = lent && cx.rng.u8(0..8) > 0;
+        let lends = self.pins.sending.lends;
+        let lent = lends == 255 || cx.chance(if len < 4096 { lends / 3 } else { lends });
+        let told = lent && (lends == 255 || cx.rng.u8(0..8) > 0);
         let payload = match cx.rng.u8(0..3) {
             _ if lent => match self.pins.lend(cx, &s.share, number, bytes, told) {
                 Some(chunk) => Payload::Owned(chunk),
