@@ -183,6 +183,8 @@ struct Call {
     pages: u64,
     copied: bool,
     due: bool,
+    /// A device has its pages after the end of the socket.
+    kept: bool,
     pins: Vec<Arc<Life>>,
     tickets: Vec<Arc<Ticket>>,
 }
@@ -347,6 +349,7 @@ impl Net {
             pages: 0,
             copied: false,
             due: false,
+            kept: false,
             pins: Vec::new(),
             tickets: Vec::new(),
         });
@@ -460,11 +463,16 @@ impl Net {
         self.rng.shuffle(&mut serials);
         let ZeroCopy { keeps, device, .. } = self.hosts[self.half(end).host].zero_copy;
         for serial in &serials {
+            let keeps = device > 0 && self.rng.u8(..) < keeps;
             let Some(call) = self.half_mut(end).calls.open.get_mut(serial) else { continue };
+            if call.kept {
+                continue;
+            }
             // What had been acknowledged says what was drawn for it, and comes now.
             if !std::mem::replace(&mut call.due, true) {
                 call.copied = false;
-                if device > 0 && self.rng.u8(..) < keeps {
+                if keeps {
+                    call.kept = true;
                     self.met.device += 1;
                     let at = now + self.rng.u64(1..=device);
                     self.queue.push(at, Event::Net(NetEvent::Notify(end, *serial)));
