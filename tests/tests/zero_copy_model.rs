@@ -53,7 +53,7 @@ impl Bench {
     fn payload(&mut self, len: usize) -> Chunk {
         self.number += 1;
         let bytes = (0..len).map(|i| i as u8).collect();
-        let payload: Payload = self.net.memory.allocate(&self.process, self.number, bytes);
+        let payload: Payload = self.net.memory.allocate(&self.process, self.number, bytes, false);
         let Owned::Bytes(bytes) = Owned::new(payload) else { unreachable!() };
         Chunk::payload(bytes)
     }

@@ -66,6 +66,8 @@ kinds! {
         NeverReads = "peer that never reads",
         /// Another process of the user locks all memory that may be locked.
         Memlock = "locked memory used up elsewhere",
+        /// Whether paths pin is set to something else.
+        ModeChange = "mode of zero copy changed",
         /// A stranger connects and says nothing.
         SilentStranger = "stranger that says nothing",
         /// Strangers fill the table of handshakes.
@@ -212,6 +214,12 @@ kinds! {
         EnobufsMemlock = "ENOBUFS by memlock",
         /// ENOBUFS for want of room for notifications.
         EnobufsOptmem = "ENOBUFS by optmem",
+        /// EFAULT for memory that cannot be pinned.
+        EfaultPinned = "EFAULT by memory that cannot be pinned",
+        /// A call that copies met a kernel without memory.
+        EnobufsCopy = "ENOBUFS without pinning",
+        /// A connection was closed while another thread was in a pinning call.
+        ClosedInCall = "closed during a pinned call",
         /// Pinned bytes were transmitted again.
         PinnedAgain = "pinned bytes transmitted again",
         /// Pinned bytes of a dead process went on to be sent.
@@ -278,6 +286,7 @@ impl Coverage {
             (Seen::DeviceKept, met.device),
             (Seen::EnobufsMemlock, met.memlock),
             (Seen::EnobufsOptmem, met.optmem),
+            (Seen::EfaultPinned, met.foreign),
             (Seen::PinnedAgain, met.again),
             (Seen::PinnedOrphan, met.orphaned),
         ] {

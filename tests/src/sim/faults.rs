@@ -1,6 +1,7 @@
 //! Doing and undoing the faults that a plan has drawn.
 
 use bytes::Bytes;
+use rds_core::zerocopy::Mode;
 
 use super::batch::Run;
 use super::coverage::Fault;
@@ -70,6 +71,14 @@ impl Run {
                 }
                 own
             }
+            Fault::ModeChange => match &mut self.world.hosts[f.host] {
+                Host::Own(own) if own.node.is_some() => {
+                    let mode = [Mode::Off, Mode::On, Mode::Auto][self.world.cx.rng.usize(..3)];
+                    own.set_mode(mode);
+                    true
+                }
+                _ => false,
+            },
             Fault::Cancel => self.cancel(f.host),
             Fault::Rebind => self.rebind(f.host),
             Fault::Buffers => self.shrink(f.host),

@@ -74,6 +74,8 @@ pub struct Life {
     number: usize,
     bytes: Vec<u8>,
     process: Arc<Process>,
+    /// It cannot be pinned, such as memory of a device.
+    foreign: bool,
     freed: AtomicBool,
     copied: AtomicBool,
     /// Calls with MSG_ZEROCOPY that carried a byte of it and of whose end the process has not read.
@@ -89,6 +91,12 @@ impl Life {
         } else {
             (self.bytes[at..end].to_vec(), true)
         }
+    }
+
+    /// Whether a kernel refuses to pin it.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.foreign
     }
 
     /// Number of the message.
@@ -153,12 +161,19 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory of a process for message `number`.
-    pub fn allocate(&mut self, process: &Arc<Process>, number: usize, bytes: Vec<u8>) -> Payload {
+    /// Memory of a process for message `number`; `foreign` memory cannot be pinned.
+    pub fn allocate(
+        &mut self,
+        process: &Arc<Process>,
+        number: usize,
+        bytes: Vec<u8>,
+        foreign: bool,
+    ) -> Payload {
         let life = Arc::new(Life {
             number,
             bytes,
             process: Arc::clone(process),
+            foreign,
             freed: AtomicBool::new(false),
             copied: AtomicBool::new(false),
             calls: AtomicU32::new(0),

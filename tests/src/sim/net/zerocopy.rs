@@ -74,6 +74,8 @@ pub enum Refused {
     Memlock,
     /// ENOBUFS, for want of room for notifications.
     Optmem,
+    /// EFAULT: the memory cannot be pinned.
+    Fault,
     /// EPIPE, ECONNRESET and the like.
     Broken,
 }
@@ -239,6 +241,8 @@ pub struct Met {
     pub memlock: u64,
     /// Refusals for want of room for notifications.
     pub optmem: u64,
+    /// Refusals of memory that cannot be pinned.
+    pub foreign: u64,
     /// Pinned bytes that were transmitted again.
     pub again: u64,
     /// Calls that went on after their process had died.
@@ -287,6 +291,11 @@ impl Net {
         let half = self.half(end);
         if half.phase != Phase::Open || half.failure.is_some() || half.fin {
             return Err(Refused::Broken);
+        }
+        let foreign = |piece| self.memory.find(piece).is_some_and(|(life, _)| life.is_foreign());
+        if pieces.iter().any(foreign) {
+            self.met.foreign += 1;
+            return Err(Refused::Fault);
         }
         // A short call is charged for all that it was offered.
         let pages = u64::from(charge(total, PAGE));

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use rds_core::buffer::Chunk;
 use rds_core::proto::{Action, CloseMode, ConnId, DropReason};
+use rds_core::zerocopy::writer::Stop;
 
 use super::{Held, ORDERLY_DEADLINE, OwnHost, Path, STEPS_PER_RUN, time};
 use crate::sim::coverage::Seen;
@@ -270,7 +271,8 @@ impl OwnHost {
         cx.tell(|| {
             format!("host {} writes {written} of {total} bytes to connection {}", self.index, end.link)
         });
-        let blocked = written < most || !alive || (written < total && !cx.net.has_room(end));
+        let starved = wrote.stop == Some(Stop::NoMemory);
+        let blocked = starved || written < most || !alive || (written < total && !cx.net.has_room(end));
         if let Some(c) = self.conns.get_mut(&conn) {
             c.blocked = blocked;
             c.writing = false;
@@ -283,6 +285,10 @@ impl OwnHost {
         // Room may have come between the write and this moment.
         if blocked && alive && cx.net.has_room(end) {
             self.pending.push_back(Notice::Writable(end));
+        }
+        if path.was_closed.get() && alive {
+            // Another thread has closed it meanwhile.
+            self.give_up(cx, conn);
         }
         self.hear(cx);
     }

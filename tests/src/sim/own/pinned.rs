@@ -96,7 +96,12 @@ impl Pins {
                 }
             }
         }
-        let owned = Owned::new(cx.net.memory.allocate(&self.process, number, bytes));
+        if self.sending.lends < 255 && cx.chance(20) {
+            // A socket that wants it otherwise than its path.
+            mode = mode.or(Some([Mode::Off, Mode::On, Mode::Auto][cx.rng.usize(..3)]));
+        }
+        let foreign = self.sending.lends < 255 && cx.chance(3);
+        let owned = Owned::new(cx.net.memory.allocate(&self.process, number, bytes, foreign));
         if !told {
             let Owned::Bytes(bytes) = owned else { return None };
             return Some(Chunk::payload(bytes));
@@ -122,6 +127,9 @@ impl Pins {
             end,
             send: SendPath::starting_at(settings, kernel.first_call),
             writer: RefCell::default(),
+            was_closed: Cell::new(false),
+            starves: self.sending.lends < 255,
+            closes: kernel.reset,
             process: Arc::clone(&self.process),
             cpu: Rc::clone(&self.cpu),
         })
@@ -133,6 +141,12 @@ pub(super) struct Path {
     pub(super) end: End,
     pub(super) send: SendPath<Pinned>,
     pub(super) writer: RefCell<Writer>,
+    /// Another thread disconnected it while its writer was in a call.
+    pub(super) was_closed: Cell<bool>,
+    /// Its kernel is short of memory now and then.
+    starves: bool,
+    /// Chance in 256 that that happens in a call.
+    closes: u8,
     process: Arc<Process>,
     cpu: Rc<Cell<u64>>,
 }
@@ -147,7 +161,7 @@ impl Path {
     }
 
     fn wire<'a>(&'a self, cx: &'a mut Ctx, most: usize) -> Socket<'a> {
-        Socket { cx, path: self, most, more: false, meanwhile: Vec::new() }
+        Socket { cx, path: self, most, last: None, meanwhile: Vec::new() }
     }
 
     /// Writes of `batch` what TCP takes, at most `most` bytes.
@@ -160,8 +174,8 @@ impl Path {
         let mut released = Vec::new();
         let mut wire = self.wire(cx, most);
         let wrote = self.send.write(&mut self.writer.borrow_mut(), &mut wire, batch, &mut released);
-        let Socket { more, meanwhile, .. } = wire;
-        if more && wrote.stop.is_none() {
+        let Socket { last, meanwhile, .. } = wire;
+        if last.is_some_and(|ending| ending.more) && wrote.stop.is_none() {
             cx.fail(format!("{:?}: nothing follows what was written with MSG_MORE", self.end));
         }
         drop((released, meanwhile));
@@ -204,7 +218,8 @@ struct Socket<'a> {
     cx: &'a mut Ctx,
     path: &'a Path,
     most: usize,
-    more: bool,
+    /// How the last call ended.
+    last: Option<Ending>,
     /// What another thread reaped.
     meanwhile: Vec<Chunk>,
 }
@@ -212,7 +227,7 @@ struct Socket<'a> {
 impl Socket<'_> {
     fn wrote(&mut self, pieces: &[Chunk], n: usize, ending: Ending) {
         self.most -= n;
-        self.more = ending.more;
+        self.last = Some(ending);
         let mut left = n;
         for piece in pieces {
             let n = piece.len().min(left);
@@ -243,6 +258,10 @@ impl Wire for Socket<'_> {
         if self.cx.net.phase(end) != Phase::Open || self.cx.net.is_failed(end) {
             return Err(Refusal::Failed);
         }
+        if self.path.starves && self.cx.rng.u16(..2000) == 0 {
+            self.cx.see(Seen::EnobufsCopy);
+            return Err(Refusal::NoMemory);
+        }
         let n = self.cx.net.write(self.cx.now, end, pieces, self.most);
         self.spend(1000 + n / 8);
         if n == 0 {
@@ -254,6 +273,11 @@ impl Wire for Socket<'_> {
 
     fn pin(&mut self, pieces: Vec<Chunk>, ending: Ending) -> Result<(usize, Pinned), (Refusal, Vec<Chunk>)> {
         let end = self.path.end;
+        // The receiver can map a payload only if it begins a segment of its own.
+        let begins = self.cx.net.memory.find(&pieces[0]).is_some_and(|(_, at)| at == 0);
+        if begins && self.last.is_some_and(|last| !last.record) {
+            self.cx.fail(format!("{end:?}: a pinned payload does not begin a segment"));
+        }
         match self.cx.net.pin(self.cx.now, end, &pieces, self.most) {
             Ok((n, ticket)) => {
                 self.spend(1500 + n / 40);
@@ -263,6 +287,17 @@ impl Wire for Socket<'_> {
                     let mut wire = self.path.wire(self.cx, 0);
                     let mut released = Vec::new();
                     self.path.send.reap(&mut wire, &mut released);
+                    self.meanwhile.append(&mut released);
+                }
+                if self.cx.chance(self.path.closes) {
+                    // Another thread closes the connection before this one is back from its call.
+                    self.cx.see(Seen::ClosedInCall);
+                    self.path.was_closed.set(true);
+                    self.cx.net.disconnect(self.cx.now, end);
+                    let mut released = Vec::new();
+                    if self.path.send.finish(&mut self.path.wire(self.cx, 0), &mut released) {
+                        self.cx.fail(format!("{end:?} counts as done although a thread is in a call"));
+                    }
                     self.meanwhile.append(&mut released);
                 }
                 if ticket.is_over() {
@@ -275,6 +310,7 @@ impl Wire for Socket<'_> {
             }
             Err(Refused::Full) => Err((Refusal::Full, pieces)),
             Err(Refused::Memlock | Refused::Optmem) => Err((Refusal::NoMemory, pieces)),
+            Err(Refused::Fault) => Err((Refusal::Unpinnable, pieces)),
             Err(Refused::Broken) => Err((Refusal::Failed, pieces)),
         }
     }
@@ -351,17 +387,28 @@ impl OwnHost {
                 cx.tell(|| {
                     format!("host {} gives up {:?}: its pages were pinned too long", self.index, path.end)
                 });
-                self.forget(conn);
-                let unacked = cx.net.unacked(path.end);
-                self.end_socket(cx, path);
-                if let Some(node) = self.node.as_mut() {
-                    node.closed(time(cx.now), conn, Some(unacked));
-                }
+                self.give_up(cx, conn);
                 self.output(cx);
             }
         }
         self.end_sockets(cx);
         self.hear(cx);
+    }
+
+    /// Ends a connection from this side.
+    pub(super) fn give_up(&mut self, cx: &mut Ctx, conn: ConnId) {
+        let Some(c) = self.forget(conn) else { return };
+        let unacked = cx.net.unacked(c.end);
+        self.end_socket(cx, c.path);
+        if let Some(node) = self.node.as_mut() {
+            node.closed(time(cx.now), conn, Some(unacked));
+        }
+    }
+
+    /// Whether paths pin from now on.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.pins.sending.mode = mode;
+        self.conns.values().for_each(|c| c.path.send.set_mode(mode));
     }
 
     /// When paths must be looked at.
