@@ -131,9 +131,7 @@ fn loom_what_a_writer_holds_comes_back_exactly_once_from_a_reaper() {
 
 #[test]
 fn loom_a_close_returns_everything_exactly_once_whatever_writer_and_reaper_do() {
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
+    loom::model(|| {
         let socket = Socket::new();
         let writer = thread::spawn({
             let socket = Arc::clone(&socket);

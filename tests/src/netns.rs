@@ -55,7 +55,8 @@ impl Namespace {
     }
 
     /// Runs `inside` in a thread within the namespace, and returns what it returns. Sockets that it opens, threads and processes
-    /// that it starts belong to the namespace. Blocks until it is done.
+    /// that it starts belong to the namespace. A node connects from whichever thread uses it, so all use of one belongs in here.
+    /// Blocks until it is done.
     ///
     /// # Panics
     /// If `inside` does, with the same payload.

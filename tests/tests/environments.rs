@@ -75,22 +75,22 @@ fn nodes_opened_in_a_namespace_speak_over_its_loopback() {
         namespace.add_address(address);
     }
     let Some(pass) = or_skip(XdpPass::attach(&namespace)) else { return };
-    let [here, there] =
-        namespace.run(|| addresses.map(|address| Node::open(address).expect("its own address")));
-    // They are the namespace's wherever they are used.
-    let (sender, receiver) = (here.bind(0).expect("a port"), there.bind(5000).expect("a port"));
-    let message = vec![0xa5; 1 << 20];
-    for _ in 0..20 {
-        sender.send_to(&message, receiver.local_addr()).expect("room");
-        let mut buffer = vec![0; 1 << 20];
-        match receiver.recv_from(&mut buffer).expect("a message") {
-            Received::Message { len, from, .. } => {
-                assert_eq!((len, from), (message.len(), sender.local_addr()));
-                assert!(buffer == message);
+    namespace.run(|| {
+        let [here, there] = addresses.map(|address| Node::open(address).expect("its own address"));
+        let (sender, receiver) = (here.bind(0).expect("a port"), there.bind(5000).expect("a port"));
+        let message = vec![0xa5; 1 << 20];
+        for _ in 0..20 {
+            sender.send_to(&message, receiver.local_addr()).expect("room");
+            let mut buffer = vec![0; 1 << 20];
+            match receiver.recv_from(&mut buffer).expect("a message") {
+                Received::Message { len, from, .. } => {
+                    assert_eq!((len, from), (message.len(), sender.local_addr()));
+                    assert!(buffer == message);
+                }
+                other => panic!("no other event was asked for: {other:?}"),
             }
-            other => panic!("no other event was asked for: {other:?}"),
         }
-    }
+    });
     pass.detach();
 }
 

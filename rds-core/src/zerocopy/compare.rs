@@ -20,13 +20,13 @@ const CLASSES: usize = 9;
 /// The smallest is 2 to the power of this.
 const SMALLEST: u32 = 12;
 /// Samples kept of each way.
-const WINDOW: usize = 32;
+const WINDOW: usize = 64;
 /// Fewer samples decide nothing.
 const ENOUGH: usize = 8;
 /// From so many on a small gain is believed.
-const MANY: usize = 24;
+const MANY: usize = 48;
 /// Messages of each size that go either way at first.
-const WARM_UP: u32 = 24;
+const WARM_UP: u32 = 48;
 /// Exploration: one byte in so many.
 const SHARE: u64 = 100;
 /// Messages whose exploration may be saved up.
@@ -43,7 +43,10 @@ const OFF: f32 = 1.4;
 /// Samples of one way, CPU time a byte in ns.
 #[derive(Clone, Copy, Debug)]
 struct Samples {
+    /// In the order in which they came, a ring.
     values: [f32; WINDOW],
+    /// The same in ascending order.
+    sorted: [f32; WINDOW],
     len: usize,
     next: usize,
     estimate: f32,
@@ -53,14 +56,22 @@ struct Samples {
 
 impl Samples {
     const fn new() -> Self {
-        Self { values: [0.0; WINDOW], len: 0, next: 0, estimate: 0.0, streak: 0 }
+        Self { values: [0.0; WINDOW], sorted: [0.0; WINDOW], len: 0, next: 0, estimate: 0.0, streak: 0 }
     }
 
     /// Adds a sample. True if the last `changed_after` of them show that the cost has changed; then only they are left.
     fn push(&mut self, value: f32, changed_after: i32) -> bool {
+        if self.len == WINDOW {
+            let old = self.place(self.values[self.next]);
+            self.sorted.copy_within(old + 1.., old);
+            self.len -= 1;
+        }
         self.values[self.next] = value;
         self.next = (self.next + 1) % WINDOW;
-        self.len = (self.len + 1).min(WINDOW);
+        let place = self.place(value);
+        self.sorted.copy_within(place..self.len, place + 1);
+        self.sorted[place] = value;
+        self.len += 1;
         self.streak = if self.len <= ENOUGH {
             0
         } else if value > self.estimate * OFF {
@@ -74,20 +85,19 @@ impl Samples {
         if changed {
             self.len = self.streak.unsigned_abs() as usize;
             self.streak = 0;
+            for i in 0..self.len {
+                self.sorted[i] = self.values[(self.next + WINDOW - 1 - i) % WINDOW];
+            }
+            self.sorted[..self.len].sort_unstable_by(f32::total_cmp);
         }
-        self.estimate = self.trimmed_mean();
+        let kept = &self.sorted[self.len / 8..self.len - self.len * 3 / 8];
+        self.estimate = kept.iter().sum::<f32>() / kept.len() as f32;
         changed
     }
 
-    fn trimmed_mean(&self) -> f32 {
-        let mut sorted = [0.0; WINDOW];
-        for (i, slot) in sorted[..self.len].iter_mut().enumerate() {
-            *slot = self.values[(self.next + WINDOW - 1 - i) % WINDOW];
-        }
-        let sorted = &mut sorted[..self.len];
-        sorted.sort_unstable_by(f32::total_cmp);
-        let kept = &sorted[self.len / 8..self.len - self.len * 3 / 8];
-        if kept.is_empty() { 0.0 } else { kept.iter().sum::<f32>() / kept.len() as f32 }
+    /// Where a value is, or belongs, in the sorted ones.
+    fn place(&self, value: f32) -> usize {
+        self.sorted[..self.len].partition_point(|v| v.total_cmp(&value).is_lt())
     }
 
     fn known(&self) -> Option<f32> {
@@ -241,7 +251,7 @@ pub struct Pick {
     kind: Kind,
 }
 
-/// Both ways of one path and direction. No call allocates, but [`sizes`](Self::sizes).
+/// Both ways of one path and direction, some 10 KiB. No call allocates, but [`sizes`](Self::sizes).
 #[derive(Clone, Debug)]
 pub struct Comparison {
     classes: [Class; CLASSES],

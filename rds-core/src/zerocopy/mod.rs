@@ -23,8 +23,8 @@ pub mod mode;
 pub mod plan;
 mod probe;
 pub mod shared;
-pub mod writer;
 pub mod slots;
+pub mod writer;
 
 pub use budget::{Budget, Full, Limits, Share, WhenFull};
 pub use closing::{Closing, Step};
@@ -34,7 +34,7 @@ pub use map_controller::MapController;
 pub use mode::{Decision, Mode, Reason};
 pub use plan::{Call, Piece, next_call};
 pub use shared::SharedLedger;
+pub use slots::Slots;
 pub use writer::{
     Ending, Fallbacks, Gauge, Held, PathSettings, Refusal, SendCounts, SendPath, Stop, Wire, Writer, Wrote,
 };
-pub use slots::Slots;

@@ -77,7 +77,7 @@ fn auto_costs_at_most_3_percent_more_than_the_better_mode_at_every_size() {
     let mut worst = 0.0_f64;
     for (name, path) in [("loopback", LOOPBACK), ("no copy", NO_COPY), ("dear", DEAR), ("cold", COLD)] {
         for local_peer in [false, true] {
-            for kib in SIZES {
+            for kib in SIZES.into_iter().step_by(if local_peer { 3 } else { 1 }) {
                 let mut sum = 0.0;
                 for seed in seeds() {
                     // A local peer whose path does not copy is found out by the first probe, after a second.
@@ -94,6 +94,27 @@ fn auto_costs_at_most_3_percent_more_than_the_better_mode_at_every_size() {
         }
     }
     println!("worst {worst:.4}");
+}
+
+#[test]
+fn on_a_loud_machine_auto_costs_at_most_3_percent_more_on_average() {
+    // Half more or less for each message, besides the outliers: where the modes differ by 4 % a single run may err.
+    for (name, path) in [("no copy", NO_COPY), ("dear", DEAR)] {
+        for kib in [16, 20, 24, 32, 64, 256] {
+            let runs = 10;
+            let mut sum = 0.0;
+            for seed in 0..runs {
+                let mut sender = Sender::new(Mode::Auto, false);
+                let mut run = Run { noise: Noise::loud(seed), ..sender.run(seed) };
+                run.messages(500, &path, |_| kib << 10);
+                let ratio = run.messages(20_000, &path, |_| kib << 10).ratio();
+                assert!(ratio < 1.06, "{name}, {kib} KiB, seed {seed}: {ratio:.4}");
+                sum += ratio;
+            }
+            println!("{name}, {kib} KiB: mean {:.4}", sum / runs as f64);
+            assert!(sum / (runs as f64) < 1.03, "{name}, {kib} KiB: mean {:.4}", sum / runs as f64);
+        }
+    }
 }
 
 #[test]
@@ -334,6 +355,18 @@ fn modes_have_the_names_of_the_settings() {
         assert_eq!(mode.to_string().parse(), Ok(mode));
     }
     assert!("On".parse::<Mode>().is_err());
+}
+
+#[test]
+fn the_state_is_in_the_snapshots_form() {
+    let mut sender = Sender::new(Mode::Auto, false);
+    sender.run(1).messages(1000, &LOOPBACK, |_| 65536);
+    let state = sender.controller.state();
+    let json = serde_json::to_value(&state).expect("plain values");
+    assert_eq!((json["mode"].as_str(), json["reason"].as_str()), (Some("auto"), Some("copied")));
+    assert_eq!(json["next_probe"].as_u64(), state.next_probe.map(Time::as_nanos));
+    assert_eq!(json["sizes"][0]["from"].as_u64(), Some(65536));
+    assert_eq!(state.reason.to_string(), "the kernel copies what is pinned");
 }
 
 proptest! {

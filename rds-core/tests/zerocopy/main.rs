@@ -1,5 +1,6 @@
 //! The logic of zero copy: ranges against a model, cuts of a stream, pinned pages, and what the controllers cost.
 
+mod allocations;
 mod budget;
 mod controller;
 mod ledger;

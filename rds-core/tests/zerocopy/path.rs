@@ -47,11 +47,18 @@ pub(super) const COLD: Path = Path { copy: |len| plain(len) * 3.0, ..NO_COPY };
 pub(super) struct Noise {
     rng: fastrand::Rng,
     burst: u32,
+    /// Each message costs this much more or less at most.
+    spread: f64,
 }
 
 impl Noise {
     pub(super) fn new(seed: u64) -> Self {
-        Self { rng: fastrand::Rng::with_seed(seed), burst: 0 }
+        Self { rng: fastrand::Rng::with_seed(seed), burst: 0, spread: 0.15 }
+    }
+
+    /// Of a machine where hardly two messages cost the same.
+    pub(super) fn loud(seed: u64) -> Self {
+        Self { spread: 0.5, ..Self::new(seed) }
     }
 
     /// The factor of the next message.
@@ -61,7 +68,7 @@ impl Noise {
         } else if self.rng.u32(..1000) == 0 {
             self.burst = self.rng.u32(5..40);
         }
-        let spread = 0.9 + 0.2 * self.rng.f64() + 0.1 * self.rng.f64();
+        let spread = 1.0 + self.spread * (2.0 * self.rng.f64() - 1.0);
         let outlier = if self.burst > 0 { self.rng.u32(..2) == 0 } else { self.rng.u32(..200) == 0 };
         if outlier { spread * 10.0 } else { spread }
     }
