@@ -245,6 +245,13 @@ impl Node {
         self.0.bind(port).map(Socket)
     }
 
+    /// Sets whether large payloads to and from a peer are sent and received without a copy, instead of as the node's settings
+    /// say; `None` for as they say. Messages that begin from now on are sent so; what concerns segments comes with the next
+    /// connection.
+    pub fn set_zero_copy(&self, peer: IpAddr, send: Option<Mode>, receive: Option<Mode>) {
+        self.0.set_zero_copy(peer, send, receive);
+    }
+
     /// The node at this moment, without the queues' messages.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
@@ -512,6 +519,12 @@ impl Socket {
     #[must_use]
     pub fn next_len(&self) -> Option<usize> {
         self.0.next_len()
+    }
+
+    /// Sets whether large payloads are sent without a copy, whatever the node and the path say; `None` for as they say.
+    /// Applies to messages that are sent from now on.
+    pub fn set_zero_copy_send(&self, mode: impl Into<Option<Mode>>) {
+        self.0.set_zero_copy_send(mode);
     }
 
     /// Limits how long sends block, also while the port is congested; `None` (default) for ever.

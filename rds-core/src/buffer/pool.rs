@@ -4,50 +4,144 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::filling::Memory;
 use super::lent::{Data, Inner};
+use crate::sys::pages::{PageBuf, Slab};
 
-/// Page-aligned memory.
-pub(super) type Pages = Box<[u8]>;
+/// Page-aligned memory; from the heap, and maybe not aligned, where the system has no more mappings for us.
+pub(super) enum Pages {
+    Mapped(PageBuf),
+    Heap(Box<[u8]>),
+}
+
+impl Deref for Pages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(pages) => pages,
+            Self::Heap(bytes) => bytes,
+        }
+    }
+}
+
+impl DerefMut for Pages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Mapped(pages) => pages,
+            Self::Heap(bytes) => bytes,
+        }
+    }
+}
 
 /// Smallest and largest buffers that are kept, as powers of two.
 const SMALLEST: u32 = 12;
 const LARGEST: u32 = 20;
 const CLASSES: usize = (LARGEST - SMALLEST + 1) as usize;
-/// Bytes of buffers of each size that are kept.
-const KEEP: usize = 4 << 20;
+/// Bytes that a class grows by: a huge page.
+const SLAB: usize = 2 << 20;
 
-/// Free buffers by size, the one used last on top.
+/// Buffers of one size.
+#[derive(Default)]
+struct Class {
+    /// Free, the one used last on top.
+    free: Vec<Arc<Inner>>,
+    /// Never used, so that they take no memory yet.
+    fresh: Vec<PageBuf>,
+    /// Fewest that there were since the last trimming: so many nobody needed.
+    least: usize,
+}
+
+impl Class {
+    fn len(&self) -> usize {
+        self.free.len() + self.fresh.len()
+    }
+
+    fn taken(&mut self) {
+        self.least = self.least.min(self.len());
+    }
+}
+
+/// Free buffers by size.
 pub struct Pool {
-    classes: [Mutex<Vec<Arc<Inner>>>; CLASSES],
+    classes: [Mutex<Class>; CLASSES],
+    /// Bytes of all free buffers, and the limit of that.
+    free: AtomicU64,
+    limit: u64,
     this: Weak<Self>,
 }
 
 impl Pool {
-    /// An empty pool.
+    /// An empty pool, which keeps at most 64 MiB of free buffers.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        Arc::new_cyclic(|this| Self { classes: Default::default(), this: this.clone() })
+        Self::with_limit(64 << 20)
+    }
+
+    /// An empty pool, which keeps at most `limit` bytes of free buffers.
+    #[must_use]
+    pub fn with_limit(limit: u64) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            classes: Default::default(),
+            free: AtomicU64::new(0),
+            limit,
+            this: this.clone(),
+        })
     }
 
     /// A buffer of `len` bytes, page-aligned, with unspecified contents (what the pool's buffers held before, or zero).
     #[must_use]
     pub fn take(&self, len: usize) -> PoolBuffer {
-        let kept = class_above(len).and_then(|class| self.class(class).pop());
-        let mut arc = kept.unwrap_or_else(|| {
-            let capacity = class_above(len).map_or(len, |class| 1 << (SMALLEST as usize + class));
-            Arc::new(Inner::new(Data::Pages(vec![0; capacity].into_boxed_slice()), self.this.clone()))
-        });
+        let mut arc = match class_above(len) {
+            Some(class) => self.take_class(class),
+            None => self.wrap(PageBuf::new(len).map_or_else(|_| heap(len), Pages::Mapped)),
+        };
         Arc::get_mut(&mut arc).expect("what the pool holds is held by nobody else").len = len;
         PoolBuffer::new(arc)
     }
 
-    /// Memory for a message of `len` bytes: of the pool, unless most of a page would be wasted.
+    fn take_class(&self, class: usize) -> Arc<Inner> {
+        let size = size_of_class(class);
+        let mut buffers = self.class(class);
+        if let Some(arc) = buffers.free.pop() {
+            buffers.taken();
+            drop(buffers);
+            self.free.fetch_sub(size as u64, Relaxed);
+            return arc;
+        }
+        if let Some(pages) = buffers.fresh.pop() {
+            buffers.taken();
+            drop(buffers);
+            self.free.fetch_sub(size as u64, Relaxed);
+            return self.wrap(Pages::Mapped(pages));
+        }
+        buffers.least = 0;
+        // A whole slab only if the rest of it may be kept.
+        let spare = (SLAB - size) as u64;
+        if self.free.load(Relaxed) + spare > self.limit {
+            drop(buffers);
+            return self.wrap(PageBuf::new(size).map_or_else(|_| heap(size), Pages::Mapped));
+        }
+        let mut fresh = Slab::new(SLAB).map(|slab| slab.carve(size)).unwrap_or_default();
+        let first = fresh.pop();
+        self.free.fetch_add((fresh.len() * size) as u64, Relaxed);
+        buffers.fresh = fresh;
+        // Counts from the next trimming on.
+        drop(buffers);
+        self.wrap(first.map_or_else(|| heap(size), Pages::Mapped))
+    }
+
+    fn wrap(&self, pages: Pages) -> Arc<Inner> {
+        Arc::new(Inner::new(Data::Pages(pages), self.this.clone()))
+    }
+
+    /// Memory for a message of `len` bytes: of the pool, if it is large.
     #[must_use]
     pub fn memory(&self, len: usize) -> Memory {
-        if len > 1 << (SMALLEST - 2) {
+        if len >= 1 << SMALLEST {
             Memory::Pool(self.take(len))
         } else {
             Memory::Heap(vec![0; len].into_boxed_slice())
@@ -57,32 +151,76 @@ impl Pool {
     /// Takes a buffer back that nobody else refers to.
     pub(super) fn give(&self, arc: Arc<Inner>) {
         let Data::Pages(pages) = &arc.data else { return };
-        if let Some(class) = class_of(pages.len()) {
-            let mut kept = self.class(class);
-            if (kept.len() + 1) << (SMALLEST as usize + class) <= KEEP {
-                kept.push(arc);
-                return;
-            }
+        let Some(class) = class_of(pages.len()) else { return retire(arc) };
+        let size = size_of_class(class) as u64;
+        if self.free.fetch_add(size, Relaxed) + size > self.limit {
+            self.free.fetch_sub(size, Relaxed);
+            return retire(arc);
         }
-        // One too many. It must not come back here when it goes.
-        if let Ok(mut inner) = Arc::try_unwrap(arc) {
-            inner.pool = Weak::new();
-        }
+        self.class(class).free.push(arc);
     }
 
     pub(super) fn give_pages(&self, pages: Pages) {
-        self.give(Arc::new(Inner::new(Data::Pages(pages), self.this.clone())));
+        self.give(self.wrap(pages));
     }
 
-    fn class(&self, class: usize) -> MutexGuard<'_, Vec<Arc<Inner>>> {
+    /// Bytes of all free buffers.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.free.load(Relaxed)
+    }
+
+    /// Gives back to the system half of the buffers that nobody needed since this was called last. To be called about once a
+    /// second, as long as there are free buffers.
+    pub fn trim(&self) {
+        for class in 0..CLASSES {
+            let mut buffers = self.class(class);
+            let mut n = buffers.least.min(buffers.len()).div_ceil(2);
+            let total = n;
+            let fresh = buffers.fresh.len().saturating_sub(n);
+            let unused = buffers.fresh.split_off(fresh);
+            n -= unused.len();
+            // The ones at the bottom were used the longest time ago.
+            let old: Vec<_> = buffers.free.drain(..n).collect();
+            buffers.least = buffers.len();
+            drop(buffers);
+            self.free.fetch_sub((total * size_of_class(class)) as u64, Relaxed);
+            drop(unused);
+            old.into_iter().for_each(retire);
+        }
+    }
+
+    fn class(&self, class: usize) -> MutexGuard<'_, Class> {
         self.classes[class].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").finish_non_exhaustive()
+        f.debug_struct("Pool").field("free", &self.free).field("limit", &self.limit).finish_non_exhaustive()
     }
+}
+
+fn heap(len: usize) -> Pages {
+    Pages::Heap(vec![0; len].into_boxed_slice())
+}
+
+/// Gives a buffer's memory back to the system.
+fn retire(arc: Arc<Inner>) {
+    // The pool holds it alone, so this succeeds.
+    let Ok(mut inner) = Arc::try_unwrap(arc) else { return };
+    // It must not come back to the pool when it goes.
+    inner.pool = Weak::new();
+    if let Some(Pages::Mapped(pages)) = inner.pages_mut() {
+        // The slab as a whole may stay for others of its buffers.
+        if let Err(error) = pages.discard() {
+            tracing::debug!(%error, "discarding a buffer");
+        }
+    }
+}
+
+fn size_of_class(class: usize) -> usize {
+    1 << (SMALLEST as usize + class)
 }
 
 /// The class whose buffers hold `len` bytes.
@@ -165,9 +303,11 @@ mod tests {
     use super::super::Owned;
     use super::*;
 
+    const LIMIT: u64 = 64 << 20;
+
     #[test]
     fn a_buffer_that_came_back_is_used_again() {
-        let pool = Pool::new();
+        let pool = Pool::with_limit(LIMIT);
         let buffer = pool.take(100_000);
         let at = buffer.as_ptr();
         assert_eq!(buffer.len(), 100_000);
@@ -181,7 +321,7 @@ mod tests {
 
     #[test]
     fn every_buffer_has_the_length_that_was_asked_for() {
-        let pool = Pool::new();
+        let pool = Pool::with_limit(LIMIT);
         for len in [0, 1, 4096, 4097, 65_536, 65_537, 1 << 20, (1 << 20) + 1, 3 << 20] {
             for _ in 0..3 {
                 let mut buffer = pool.take(len);
@@ -194,18 +334,60 @@ mod tests {
     }
 
     #[test]
+    fn every_buffer_is_page_aligned_and_nobody_elses() {
+        let pool = Pool::with_limit(LIMIT);
+        let page = crate::sys::limits::page_size();
+        let mut all: Vec<_> = (0..200).map(|i| pool.take(1 + i * 5000)).collect();
+        for (i, buffer) in all.iter_mut().enumerate() {
+            assert!(buffer.as_ptr().addr().is_multiple_of(page));
+            buffer.fill(i as u8);
+        }
+        assert!(all.iter().enumerate().all(|(i, b)| b.iter().all(|x| *x == i as u8)));
+    }
+
+    #[test]
     fn what_is_kept_is_bounded() {
-        let pool = Pool::new();
-        let all: Vec<_> = (0..100).map(|_| pool.take(1 << 20)).collect();
+        let pool = Pool::with_limit(LIMIT);
+        let all: Vec<_> = (0..200).map(|_| pool.take(1 << 20)).collect();
         drop(all);
         drop(pool.take(64 << 20));
-        let kept: usize = (0..CLASSES).map(|c| pool.class(c).len() << (SMALLEST as usize + c)).sum();
-        assert!(kept <= KEEP, "{kept}");
+        assert_eq!(pool.free_bytes(), LIMIT);
+        // What it counts is there.
+        let there: usize = (0..CLASSES).map(|c| pool.class(c).len() << (SMALLEST as usize + c)).sum();
+        assert_eq!(there as u64, LIMIT);
+        let none = Pool::with_limit(0);
+        for _ in 0..3 {
+            drop(none.take(65_536));
+            assert_eq!(none.free_bytes(), 0);
+        }
+    }
+
+    #[test]
+    fn an_idle_pool_gives_everything_back_and_a_busy_one_keeps_what_it_needs() {
+        let pool = Pool::with_limit(LIMIT);
+        for len in [4096, 65_536, 1 << 20] {
+            let all: Vec<_> = (0..20).map(|_| pool.take(len)).collect();
+            drop(all);
+        }
+        pool.trim();
+        // Ten large ones are in use now and then.
+        for _ in 0..20 {
+            let busy: Vec<_> = (0..10).map(|_| pool.take(1 << 20)).collect();
+            drop(busy);
+            pool.trim();
+        }
+        assert_eq!(pool.free_bytes(), 10 << 20, "the others are gone");
+        let at = pool.take(1 << 20).as_ptr();
+        assert_eq!(pool.take(1 << 20).as_ptr(), at, "the one used last is used next");
+        for _ in 0..20 {
+            pool.trim();
+        }
+        assert_eq!(pool.free_bytes(), 0);
     }
 
     #[test]
     fn a_buffer_may_outlive_its_pool() {
-        let pool = Pool::new();
+        let pool = Pool::with_limit(LIMIT);
         let mut buffer = pool.take(4096);
         drop(pool);
         buffer[0] = 1;

@@ -48,14 +48,14 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(node: Node) -> Self {
+    pub(crate) fn new(node: Node, pool_limit: u64) -> Self {
         Self {
             node,
             mailboxes: Vec::new(),
             links: Vec::new(),
             io: VecDeque::new(),
             retry: Vec::new(),
-            pool: Pool::new(),
+            pool: Pool::with_limit(pool_limit),
             copied_in: 0,
             pressed: Arc::default(),
             wakes: Wakes::default(),
@@ -95,15 +95,23 @@ impl Core {
         put(&mut self.links, conn.index(), (conn, link));
     }
 
-    pub(crate) fn remove_link(&mut self, conn: ConnId) {
-        if self.link(conn).is_some() {
-            self.links[conn.index()] = None;
-        }
+    /// Forgets the writing end of a connection, which is to be retired once the lock is not held.
+    #[must_use]
+    pub(crate) fn remove_link(&mut self, conn: ConnId) -> Option<Arc<Link>> {
+        let link = self.link(conn)?;
+        self.links[conn.index()] = None;
+        Some(link)
     }
 
-    /// Closes the writing ends, at the end of the node.
-    pub(crate) fn remove_links(&mut self) {
-        self.links.clear();
+    /// Forgets all writing ends, at the end of the node; they are to be retired.
+    #[must_use]
+    pub(crate) fn remove_links(&mut self) -> Vec<Arc<Link>> {
+        self.links.drain(..).flatten().map(|(_, link)| link).collect()
+    }
+
+    /// All writing ends.
+    pub(crate) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
+        self.links.iter().flatten().map(|(_, link)| link)
     }
 
     pub(crate) fn take_batch(&mut self) -> Batch {
@@ -111,6 +119,7 @@ impl Core {
     }
 
     pub(crate) fn give_batch(&mut self, mut batch: Batch) {
+        debug_assert!(batch.slices.is_empty() && batch.released.is_empty(), "dropped outside the lock");
         batch.slices.clear();
         self.spare.push(batch);
     }

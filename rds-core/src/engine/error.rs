@@ -21,6 +21,15 @@ pub enum SendError {
     /// The program has left 2^20 completions untaken, those to come of messages under way included.
     #[error("too many completions are untaken: take them (Socket::completions)")]
     CompletionsUntaken,
+    /// The payload was to be pinned, the kernel may pin no more for the node (or the socket's part of it), and the node's options say that
+    /// this is an error ([`WhenFull::Error`](crate::zerocopy::WhenFull)).
+    #[error(
+        "no more than {limit} bytes may be pinned for zero-copy sending: take completions, raise the limit, or let it copy"
+    )]
+    PinLimit {
+        /// Bytes that may be pinned for the node.
+        limit: u64,
+    },
 }
 
 /// What a send waited for.
@@ -30,6 +39,8 @@ pub enum Blocked {
     Congested,
     /// The send buffer is full.
     Full,
+    /// The kernel may pin no more, and the node's options say to wait.
+    Pins,
 }
 
 impl fmt::Display for Blocked {
@@ -37,6 +48,7 @@ impl fmt::Display for Blocked {
         f.write_str(match self {
             Self::Congested => "destination port was congested",
             Self::Full => "send buffer was full",
+            Self::Pins => "pin limit was reached",
         })
     }
 }
@@ -97,6 +109,7 @@ impl From<SendError> for io::Error {
             SendError::NotConnected => libc::ENOTCONN,
             SendError::TimedOut(_) => libc::ETIMEDOUT,
             SendError::CompletionsUntaken => libc::ENOMEM,
+            SendError::PinLimit { .. } => libc::ENOBUFS,
         };
         Self::from_raw_os_error(code)
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::core::{Core, End};
 use super::mailbox::{Mailbox, Tally, Wakes};
+use super::pins::{PathModes, Pins};
 use super::reactor::Reactor;
 use super::right::PollRight;
 use super::shared::{Shared, Stats};
@@ -16,6 +17,7 @@ use super::{OpenError, Options, ShutdownReport, Socket, tcp};
 use crate::buffer::PoolBuffer;
 use crate::info::{Counter, Snapshot};
 use crate::proto::{BindError, Node};
+use crate::zerocopy::Mode;
 
 /// How long the last handle that goes drains the node.
 const DROP_DEADLINE: Duration = Duration::from_secs(1);
@@ -59,12 +61,22 @@ impl Engine {
         let node = Node::new(options.config.clone())?;
         let address = SocketAddr::new(options.config.address, options.listen_port);
         let io = |source| OpenError::io(address, source);
-        let listener = tcp::listen(address).map_err(io)?;
+        let listener = tcp::listen(address, &options).map_err(io)?;
         options.check_congestion_control(&listener)?;
         let listen_addr = listener.local_addr().map_err(io)?;
-        let (reactor, waker) = Reactor::new(listener).map_err(io)?;
+        let pins = Pins::new(options.zero_copy, origin);
+        let (reactor, waker) = Reactor::new(listener, Arc::clone(&pins)).map_err(io)?;
+        let pool_limit = options.zero_copy.pool_limit;
         let right = Arc::new(PollRight::new(waker));
-        let shared = Arc::new(Shared::new(options, listen_addr, Core::new(node), reactor, right, origin));
+        let shared = Arc::new(Shared::new(
+            options,
+            listen_addr,
+            Core::new(node, pool_limit),
+            reactor,
+            right,
+            origin,
+            pins,
+        ));
         let engine = Self(Arc::new(Inner { shared: Arc::clone(&shared), background: Mutex::new(None) }));
         // Nobody polls yet, so nothing is accepted before the sockets are there.
         let sockets = ports.iter().map(|port| engine.bind(*port)).collect::<Result<_, _>>()?;
@@ -136,6 +148,7 @@ impl Engine {
             }
         }
         let mut snapshot = core.node.snapshot(queues);
+        self.add_zero_copy(&core, &mut snapshot);
         let copied_in = core.copied_in;
         shared.settle(core);
         let counters = &mut snapshot.counters;
@@ -149,6 +162,27 @@ impl Engine {
         counters.add(Counter::CongSendBlocked, waits);
         counters.add(Counter::CongSendError, waits.wrapping_neg());
         snapshot
+    }
+
+    fn add_zero_copy(&self, core: &Core, snapshot: &mut Snapshot) {
+        let pins = &self.shared().pins;
+        snapshot.zero_copy = pins.info(core.links().map(|link| link.path().counts()));
+        snapshot.zero_copy.pool_bytes = self.shared().pool.free_bytes();
+        for connection in snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections) {
+            if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {
+                connection.zero_copy.send = Some(link.info(pins.now()));
+            }
+        }
+    }
+
+    /// Sets whether large payloads to and from a peer are sent and received without a copy, instead of as the node's options
+    /// say; `None` for as they say. Messages that begin from now on are sent so; what concerns segments
+    /// come with the next connection.
+    pub fn set_zero_copy(&self, peer: IpAddr, send: Option<Mode>, receive: Option<Mode>) {
+        let shared = self.shared();
+        shared.pins.set_modes(peer, PathModes { send, receive });
+        let (send, _) = shared.pins.modes(peer);
+        shared.core().links().filter(|link| link.peer == peer).for_each(|link| link.set_mode(send));
     }
 
     /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`, and up
@@ -181,8 +215,11 @@ impl Inner {
             // It ends with the flag that was just set; if it panicked, that was reported where it happened.
             let _ = background.join();
         }
-        shared.reactor().close();
-        shared.core().remove_links();
+        let mut links = shared.reactor().close();
+        links.append(&mut shared.core().remove_links());
+        let mut wakes = Wakes::default();
+        links.iter().for_each(|link| link.retire(&mut wakes.released));
+        wakes.fire();
         ShutdownReport { undelivered }
     }
 

@@ -45,21 +45,33 @@ impl Reactor {
         let fd = stream.as_raw_fd();
         let interest = Interest::READABLE | Interest::WRITABLE;
         self.poll.registry().register(&mut SourceFd(&fd), Token(index), interest)?;
-        let link = Arc::new(Link::new(stream));
+        let link = Arc::new(Link::new(stream, peer, &self.pins));
         self.conns[index] = Some(Conn::new(id, peer, Arc::clone(&link), stage));
         Ok(link)
     }
 
-    /// Forgets a connection. Its socket closes once nobody writes to it any more.
+    /// Forgets a connection. Its socket closes once nobody writes to it any more, and the kernel reads nothing of ours.
     pub(super) fn remove(&mut self, shared: &Shared, id: ConnId) {
+        let mut link = None;
         if self.conn(id).is_some()
             && let Some(conn) = self.conns[id.index()].take()
         {
             deregister(self.poll.registry(), &conn);
+            link = Some(conn.link);
         }
         let mut core = shared.core();
-        core.remove_link(id);
+        let link = core.remove_link(id).or(link);
         core.dispatch(shared.now());
+        drop(core);
+        self.retire(link);
+    }
+
+    /// Has the kernel let go of what it reads for a connection that has ended, and drops it.
+    fn retire(&mut self, link: Option<Arc<Link>>) {
+        if let Some(link) = link {
+            link.retire(&mut self.wakes.released);
+        }
+        self.wakes.fire();
     }
 
     /// An attempt to connect has come to its end.
@@ -76,6 +88,9 @@ impl Reactor {
                 core.add_link(id, Arc::clone(&conn.link));
                 let now = shared.now();
                 core.node.connected(now, id);
+                if self.pins.wants_segments(conn.peer).0 && tcp::page_segments(&conn.link.stream).is_some() {
+                    core.node.announce_segmentation(id);
+                }
                 core.dispatch(now);
                 self.dirty = true;
             }
@@ -145,7 +160,12 @@ impl Reactor {
         // Under the same lock: the node may name the connection to anybody who transmits from now on.
         let added = self.add(id, from.ip(), stream, Stage::Open);
         match &added {
-            Ok(link) => core.add_link(id, Arc::clone(link)),
+            Ok(link) => {
+                core.add_link(id, Arc::clone(link));
+                if self.pins.wants_segments(from.ip()).0 && tcp::page_segments(&link.stream).is_some() {
+                    core.node.announce_segmentation(id);
+                }
+            }
             Err(_) => core.node.closed(now, id, None),
         }
         core.dispatch(now);
@@ -198,7 +218,7 @@ impl Reactor {
             self.log.lost(conn.peer, error.as_ref());
         }
         let mut core = shared.core();
-        core.remove_link(id);
+        let link = core.remove_link(id).unwrap_or_else(|| Arc::clone(&conn.link));
         // Under the lock: what a program wrote meanwhile must not count as written but not as unacknowledged.
         let unacked = tcp::unacknowledged(&conn.link.stream);
         let now = shared.now();
@@ -209,6 +229,8 @@ impl Reactor {
             core.node.closed(now, id, unacked);
         }
         core.dispatch(now);
+        drop(core);
+        self.retire(Some(link));
         self.dirty = true;
     }
 }

@@ -15,12 +15,15 @@
 //! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
 //! | `right`, `parker` | who polls, who sleeps, and how they are woken |
 //! | `reactor`, `lifecycle`, `conn` | the poll loop, and connections as it sees them |
-//! | `link` | the writing end |
+//! | `link`, `wire` | the writing end, and its system calls |
+//! | `pins` | what may be pinned, and where |
+//! | `closer` | sockets that the kernel still reads for |
 //! | `tcp`, `log`, `options` | TCP settings, log lines, settings |
 //!
 //! Locks, in the order in which they may be taken: poll right's state; reactor; core; a mailbox's front; its back. System calls that
 //! move data are made with none of them but the reactor's.
 
+mod closer;
 mod completion;
 mod conn;
 mod core;
@@ -34,6 +37,7 @@ mod log;
 mod mailbox;
 mod options;
 mod parker;
+mod pins;
 mod queue;
 mod reactor;
 mod recv;
@@ -42,6 +46,7 @@ mod send;
 mod shared;
 mod socket;
 mod tcp;
+mod wire;
 
 pub use completion::{Completion, Cookie};
 pub use error::{Blocked, RecvError, SendError, TrySendError};

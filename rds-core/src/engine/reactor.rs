@@ -4,15 +4,19 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token};
 
 use super::conn::{Conn, Stage};
+use super::link::Link;
 use super::log::Log;
 use super::mailbox::Wakes;
 use super::parker::Parker;
+use super::pins::Pins;
 use super::shared::Shared;
 use super::tcp;
 use crate::proto::{Action, CloseMode, ConnId};
@@ -27,6 +31,8 @@ pub(super) const ACCEPTS: usize = 32;
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before writing again where the kernel had no memory.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// How often paths are looked at while something is pinned.
+const TICK: Duration = Duration::from_secs(1);
 /// How long an attempt to connect may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// How long an orderly end waits for the peer's end.
@@ -54,11 +60,16 @@ pub(crate) struct Reactor {
     actions: VecDeque<Action>,
     pub(super) wakes: Wakes,
     pub(super) log: Log,
+    pub(super) pins: Arc<Pins>,
+    /// When paths and the pool are looked at next, while something is pinned, or buffers are free.
+    tick_at: Option<Instant>,
+    /// When the pool may be trimmed next.
+    trim_at: Option<Instant>,
 }
 
 impl Reactor {
     /// A poll loop for a listener, and the waker for its [`PollRight`](super::right::PollRight).
-    pub(crate) fn new(listener: TcpListener) -> io::Result<(Self, mio::Waker)> {
+    pub(crate) fn new(listener: TcpListener, pins: Arc<Pins>) -> io::Result<(Self, mio::Waker)> {
         let poll = Poll::new()?;
         poll.registry().register(&mut SourceFd(&listener.as_raw_fd()), LISTENER, Interest::READABLE)?;
         let waker = mio::Waker::new(poll.registry(), WAKE)?;
@@ -77,6 +88,9 @@ impl Reactor {
             actions: VecDeque::new(),
             wakes: Wakes::default(),
             log: Log::default(),
+            pins,
+            tick_at: None,
+            trim_at: None,
         };
         Ok((reactor, waker))
     }
@@ -130,11 +144,12 @@ impl Reactor {
         }
     }
 
-    /// Closes the listener and every connection, at the end of the node.
-    pub(crate) fn close(&mut self) {
+    /// Closes the listener and every connection, at the end of the node. Their links are to be retired.
+    #[must_use]
+    pub(crate) fn close(&mut self) -> Vec<Arc<Link>> {
         self.listener = None;
-        self.conns.clear();
         self.ready.clear();
+        self.conns.drain(..).flatten().map(|conn| conn.link).collect()
     }
 
     fn is_idle(&self) -> bool {
@@ -190,7 +205,13 @@ impl Reactor {
                     if event.is_writable() && conn.link.writable_edge() {
                         writable.push(conn.id);
                     }
-                    let ended = event.is_read_closed() || event.is_error();
+                    // Where payloads are pinned, what the kernel is done with is an error to epoll too. A broken connection is
+                    // closed for reading as well.
+                    let notified = event.is_error() && conn.link.may_have_notifications();
+                    if notified {
+                        conn.link.reap(&mut self.wakes.released);
+                    }
+                    let ended = event.is_read_closed() || (event.is_error() && !notified);
                     if event.is_readable() || ended {
                         conn.readable = true;
                         conn.hangup |= ended;
@@ -199,6 +220,7 @@ impl Reactor {
                 }
             }
         }
+        self.wakes.fire();
         if !writable.is_empty() {
             let mut core = shared.core();
             for conn in writable {
@@ -236,6 +258,7 @@ impl Reactor {
             }
             drop(core);
             self.wakes.fire();
+            self.pins.wake();
             if self.actions.is_empty() {
                 self.dirty |= more;
                 return;
@@ -251,7 +274,7 @@ impl Reactor {
     fn perform(&mut self, shared: &Shared, action: Action) {
         match action {
             Action::Connect { conn, peer, lane, lanes } => {
-                match tcp::connect(&shared.options, peer, lane, lanes) {
+                match tcp::connect(&shared.options, &self.pins, peer, lane, lanes) {
                     Ok(stream) => match self.add(conn, peer, stream, Stage::Connecting) {
                         Ok(_) => self.timed.push((Instant::now() + CONNECT_LIMIT, conn)),
                         Err(error) => self.connect_failed(shared, conn, &error),
@@ -314,7 +337,8 @@ impl Reactor {
     pub(super) fn connect_failed(&mut self, shared: &Shared, conn: ConnId, error: &io::Error) {
         tracing::debug!(?conn, %error, "cannot connect");
         let mut core = shared.core();
-        core.remove_link(conn);
+        // It never stood, so nothing was pinned.
+        let _link = core.remove_link(conn);
         let now = shared.now();
         core.node.connect_failed(now, conn);
         core.dispatch(now);
@@ -324,10 +348,49 @@ impl Reactor {
     // ---- deadlines -----------------------------------------------------------------------------------------------
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.timed.iter().map(|(at, _)| *at).chain(self.accept_at).min()
+        self.timed.iter().map(|(at, _)| *at).chain(self.accept_at).chain(self.tick_at).min()
+    }
+
+    /// Ends paths whose peer has taken nothing for too long: what is pinned for it must not stay so for ever. And gives free buffers
+    /// that nobody needs back to the system.
+    fn tick(&mut self, shared: &Shared) {
+        if self.tick_at.is_none() && !self.pins.ticking.load(SeqCst) {
+            if shared.pool.free_bytes() > 0 {
+                self.tick_at = Some(Instant::now() + TICK);
+            }
+            return;
+        }
+        let now = Instant::now();
+        if self.tick_at.is_some_and(|at| at > now) {
+            return;
+        }
+        let limit = self.pins.settings.hold_limit;
+        let overdue: Vec<_> = self
+            .conns
+            .iter()
+            .flatten()
+            .filter(|conn| conn.link.path().is_overdue(shared.now(), limit))
+            .map(|conn| conn.id)
+            .collect();
+        for id in overdue {
+            self.end(shared, id, Some(io::ErrorKind::TimedOut.into()));
+        }
+        // The flag first: whoever pins something after that sets it again and wakes us.
+        self.pins.ticking.store(false, SeqCst);
+        let busy = self.pins.gauge.now() > 0;
+        if busy {
+            self.pins.ticking.store(true, SeqCst);
+        }
+        if self.trim_at.is_none_or(|at| at <= now) {
+            shared.pool.trim();
+            self.trim_at = Some(now + TICK);
+        }
+        self.tick_at = (busy || shared.pool.free_bytes() > 0)
+            .then(|| now + if busy { TICK.min(limit / 2).max(Duration::from_millis(1)) } else { TICK });
     }
 
     fn expire(&mut self, shared: &Shared) {
+        self.tick(shared);
         if self.timed.is_empty() && self.accept_at.is_none() {
             return;
         }

@@ -9,6 +9,7 @@ use super::core::Core;
 use super::{Blocked, Cookie, SendError, Socket, TrySendError};
 use crate::buffer::{Chunk, OnRelease, Owned};
 use crate::proto::{self, Payload, Rejected, Token};
+use crate::zerocopy::{Full, WhenFull};
 
 /// Payloads above this size are copied before the core is locked.
 const COPY_OUTSIDE: usize = 16 << 10;
@@ -82,8 +83,13 @@ impl Socket {
         payload: impl Into<Owned>,
         destination: SocketAddr,
     ) -> Result<(), (SendError, Owned)> {
+        let payload = payload.into();
+        let reserved = match self.reserve_blocking(payload.len(), destination) {
+            Ok(reserved) => reserved,
+            Err(error) => return Err((error, payload)),
+        };
         let payload =
-            self.lend_tracked(payload.into(), cookie).map_err(|p| (SendError::CompletionsUntaken, p))?;
+            self.lend_tracked(payload, cookie, reserved).map_err(|p| (SendError::CompletionsUntaken, p))?;
         self.send_blocking(payload, destination, Some(token(cookie)))
             .map_err(|(error, payload)| (error, self.take_back(payload, true)))
     }
@@ -112,7 +118,12 @@ impl Socket {
         destination: SocketAddr,
     ) -> Result<(), (TrySendError, Owned)> {
         let untaken = |p| (TrySendError::Refused(SendError::CompletionsUntaken), p);
-        let payload = self.lend_tracked(payload.into(), cookie).map_err(untaken)?;
+        let payload = payload.into();
+        let reserved = match self.reserve(payload.len(), destination) {
+            Ok(reserved) => reserved,
+            Err(_) => return Err((self.no_room(), payload)),
+        };
+        let payload = self.lend_tracked(payload, cookie, reserved).map_err(untaken)?;
         self.try_send(payload, destination, Some(token(cookie)))
             .map_err(|rejected| (rejected.error.into(), self.take_back(rejected.payload, true)))
     }
@@ -126,7 +137,12 @@ impl Socket {
         payload: impl Into<Owned>,
         destination: SocketAddr,
     ) -> Result<(), (SendError, Owned)> {
-        let payload = detached(payload.into());
+        let payload = payload.into();
+        let reserved = match self.reserve_blocking(payload.len(), destination) {
+            Ok(reserved) => reserved,
+            Err(error) => return Err((error, payload)),
+        };
+        let payload = self.detached(payload, reserved);
         self.send_blocking(payload, destination, None)
             .map_err(|(error, payload)| (error, self.take_back(payload, false)))
     }
@@ -140,7 +156,12 @@ impl Socket {
         payload: impl Into<Owned>,
         destination: SocketAddr,
     ) -> Result<(), (TrySendError, Owned)> {
-        let payload = detached(payload.into());
+        let payload = payload.into();
+        let reserved = match self.reserve(payload.len(), destination) {
+            Ok(reserved) => reserved,
+            Err(_) => return Err((self.no_room(), payload)),
+        };
+        let payload = self.detached(payload, reserved);
         self.try_send(payload, destination, None)
             .map_err(|rejected| (rejected.error.into(), self.take_back(rejected.payload, false)))
     }
@@ -150,12 +171,62 @@ impl Socket {
     }
 
     /// Lends a payload to the node. Fails if the program has left too many completions untaken.
-    fn lend_tracked(&self, payload: Owned, cookie: Cookie) -> Result<Payload<'static>, Owned> {
+    fn lend_tracked(&self, payload: Owned, cookie: Cookie, reserved: u32) -> Result<Payload<'static>, Owned> {
         if !self.mailbox.expect_completions() {
+            self.share.release(reserved);
             return Err(payload);
         }
         let hook = (Arc::clone(&self.mailbox) as Arc<dyn OnRelease>, cookie.0);
-        Ok(Payload::Owned(Chunk::of(payload.lend(Some(hook)))))
+        Ok(Payload::Owned(Chunk::of(payload.lend_on(Some(hook), self.terms(), reserved))))
+    }
+
+    /// A payload of which nobody wants to know when it is free.
+    fn detached(&self, payload: Owned, reserved: u32) -> Payload<'static> {
+        Payload::Owned(match payload {
+            Owned::Bytes(bytes) if self.send_mode().is_none() && reserved == 0 => Chunk::payload(bytes),
+            other => Chunk::of(other.lend_on(None, self.terms(), reserved)),
+        })
+    }
+
+    /// Pages for a payload, where the node's options say what happens without.
+    fn reserve(&self, len: usize, destination: SocketAddr) -> Result<u32, Full> {
+        let shared = self.shared();
+        if shared.pins.settings.when_full == WhenFull::Copy || destination.ip() == self.mailbox.local.ip() {
+            return Ok(0);
+        }
+        shared.pins.reserve(&self.share, self.send_mode(), destination.ip(), len)
+    }
+
+    fn reserve_blocking(&self, len: usize, destination: SocketAddr) -> Result<u32, SendError> {
+        let shared = self.shared();
+        if let Ok(reserved) = self.reserve(len, destination) {
+            return Ok(reserved);
+        }
+        if shared.pins.settings.when_full != WhenFull::Wait {
+            return Err(self.pin_limit());
+        }
+        let attempt = |parker: &_| {
+            shared.pins.wait(parker);
+            self.reserve(len, destination).ok()
+        };
+        let reserved =
+            shared.block(self.send_deadline(), false, attempt, |parker| shared.pins.forget(parker));
+        reserved.ok_or(if shared.is_stopped() {
+            proto::SendError::ShuttingDown.into()
+        } else {
+            SendError::TimedOut(Blocked::Pins)
+        })
+    }
+
+    fn pin_limit(&self) -> SendError {
+        SendError::PinLimit { limit: self.shared().pins.limit() }
+    }
+
+    fn no_room(&self) -> TrySendError {
+        match self.shared().pins.settings.when_full {
+            WhenFull::Wait => TrySendError::Full,
+            _ => TrySendError::Refused(self.pin_limit()),
+        }
     }
 
     /// The payload of a send that was refused.
@@ -302,7 +373,7 @@ impl Socket {
             Payload::Gather(pieces) => pieces.iter().for_each(|piece| put(piece)),
             Payload::Owned(bytes) => put(bytes),
         }
-        Chunk::of(Owned::from(buffer).lend(None))
+        Chunk::of(Owned::from(buffer).lend_on(None, self.terms(), 0))
     }
 }
 
@@ -312,14 +383,6 @@ fn blocked_by(error: proto::SendError) -> Option<Blocked> {
         proto::SendError::Full => Some(Blocked::Full),
         _ => None,
     }
-}
-
-/// A payload of which nobody wants to know when it is free.
-fn detached(payload: Owned) -> Payload<'static> {
-    Payload::Owned(match payload {
-        Owned::Bytes(bytes) => Chunk::payload(bytes),
-        pool @ Owned::Pool(_) => Chunk::of(pool.lend(None)),
-    })
 }
 
 fn token(cookie: Cookie) -> Token {

@@ -6,16 +6,19 @@ use std::time::Instant;
 
 use super::Options;
 use super::core::Core;
-use super::link::Stop;
 use super::mailbox::{Mailbox, Taken, Tally};
 use super::parker::Parker;
+use super::pins::Pins;
 use super::reactor::Reactor;
 use super::right::PollRight;
 use crate::buffer::Pool;
 use crate::proto::{ConnId, Time};
+use crate::zerocopy::Stop;
 
 /// Most bytes that one transmit takes from the node.
 const BATCH: usize = 128 << 10;
+/// The same where large payloads are pinned: one of 1 MiB and the header of the next, which rides along.
+const PINNING_BATCH: usize = (1 << 20) + (256 << 10);
 /// Transmits that one pass of the poll loop makes before it looks for input again.
 const POLLER_ROUNDS: usize = 32;
 /// Transmits that a caller makes before it leaves the rest to the poll loop.
@@ -32,6 +35,7 @@ pub(crate) struct Shared {
     origin: Instant,
     pub(crate) stats: Stats,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) pins: Arc<Pins>,
     /// Receives end: the node was shut down.
     pub(crate) stopped: AtomicBool,
 }
@@ -53,11 +57,13 @@ impl Shared {
         reactor: Reactor,
         right: Arc<PollRight>,
         origin: Instant,
+        pins: Arc<Pins>,
     ) -> Self {
         Self {
             options,
             listen_addr,
             pool: Arc::clone(&core.pool),
+            pins,
             core: Mutex::new(core),
             reactor: Mutex::new(reactor),
             right,
@@ -128,6 +134,7 @@ impl Shared {
         }
         if let Some(wakes) = wakes {
             wakes.finish();
+            self.pins.wake();
         }
     }
 
@@ -153,11 +160,12 @@ impl Shared {
     /// Writes a batch of one connection, without the core's lock.
     fn transmit<'a>(&'a self, mut core: MutexGuard<'a, Core>, conn: ConnId) -> MutexGuard<'a, Core> {
         let mut batch = core.take_batch();
-        if core.node.begin_transmit(conn, BATCH, &mut batch.slices) == 0 {
+        let link = core.link(conn);
+        let most = if link.as_ref().is_some_and(|link| link.pins()) { PINNING_BATCH } else { BATCH };
+        if core.node.begin_transmit(conn, most, &mut batch.slices) == 0 {
             core.give_batch(batch);
             return core;
         }
-        let link = core.link(conn);
         drop(core);
         let (bytes, stop, seen) = match &link {
             Some(link) => {
@@ -169,6 +177,11 @@ impl Shared {
         };
         let mut core = self.core();
         core.wakes.released.append(&mut batch.slices);
+        core.wakes.released.append(&mut batch.released);
+        if link.as_ref().is_some_and(|link| link.pins()) && !self.pins.ticking.swap(true, SeqCst) {
+            // The poll loop may sleep without a deadline.
+            self.right.kick();
+        }
         let blocked = match (stop, &link) {
             (Some(Stop::Full), Some(link)) => link.stays_blocked(seen),
             (Some(Stop::NoMemory), _) => {

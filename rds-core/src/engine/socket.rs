@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,11 @@ use super::core::Core;
 use super::mailbox::Mailbox;
 use super::shared::Shared;
 use super::{Engine, SendError};
+use crate::buffer::Terms;
 use crate::proto::{self, SocketId};
+use crate::zerocopy::{Mode, Share};
 
+const MODES: [Mode; 3] = [Mode::Off, Mode::On, Mode::Auto];
 /// No timeout.
 const FOR_EVER: u64 = u64::MAX;
 
@@ -27,6 +30,9 @@ pub struct Socket {
     recv_timeout: AtomicU64,
     pub(super) next_cookie: AtomicU32,
     cancel_on_close: AtomicBool,
+    /// 0: as the path does; otherwise one more than the mode's place in `MODES`.
+    send_mode: AtomicU8,
+    pub(super) share: Arc<Share>,
     engine: Engine,
 }
 
@@ -45,6 +51,8 @@ impl Socket {
             recv_timeout: AtomicU64::new(FOR_EVER),
             next_cookie: AtomicU32::new(1),
             cancel_on_close: AtomicBool::new(false),
+            send_mode: AtomicU8::new(0),
+            share: Arc::new(Share::new(&engine.shared().pins.budget)),
             engine,
         }
     }
@@ -98,6 +106,24 @@ impl Socket {
             let writable = core.node.watch_writable(self.id());
             self.mailbox.set_writable(&mut self.mailbox.back(), writable);
         }
+    }
+
+    /// Sets whether large payloads are sent without a copy, whatever the node and the path say; `None` for as they say. Applies to messages
+    /// that are sent from now on.
+    pub fn set_zero_copy_send(&self, mode: impl Into<Option<Mode>>) {
+        let place = mode.into().and_then(|mode| MODES.iter().position(|m| *m == mode));
+        self.send_mode.store(place.map_or(0, |n| n as u8 + 1), Relaxed);
+    }
+
+    /// Whether this socket's payloads are sent without a copy; `None`: as their path says.
+    pub(super) fn send_mode(&self) -> Option<Mode> {
+        let n = usize::from(self.send_mode.load(Relaxed));
+        n.checked_sub(1).and_then(|n| MODES.get(n).copied())
+    }
+
+    /// How payloads of this socket are sent.
+    pub(super) fn terms(&self) -> Terms {
+        Terms { mode: self.send_mode(), share: Some(Arc::clone(&self.share)) }
     }
 
     /// Limits how long sends block; `None` (default) for ever.

@@ -5,9 +5,12 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use crate::zerocopy::Mode;
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::Options;
+use super::pins::Pins;
+use crate::sys::{self, limits::page_size};
 
 /// Linux rds_tcp's listener has 64; reconnects of many peers at once deserve more.
 const BACKLOG: i32 = 256;
@@ -20,6 +23,7 @@ const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVE_PROBES: u32 = 5;
 /// A peer that acknowledges nothing for so long is gone. Linux rds_tcp has no such limit and may wait 15 minutes.
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
+const LOOPBACK_MTU: u32 = 65_535;
 
 fn stream_socket(address: IpAddr) -> io::Result<Socket> {
     let domain = if address.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
@@ -27,8 +31,12 @@ fn stream_socket(address: IpAddr) -> io::Result<Socket> {
 }
 
 /// Listens on the node's own address only, so that several nodes fit on one host.
-pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) fn listen(address: SocketAddr, options: &Options) -> io::Result<TcpListener> {
     let socket = stream_socket(address.ip())?;
+    if [options.zero_copy.send, options.zero_copy.receive].contains(&Mode::On) {
+        // For peers that do not think of it. Where the interface takes less, it changes nothing.
+        limit_segments(&socket, address.ip(), LOOPBACK_MTU);
+    }
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
     }
@@ -39,10 +47,23 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 }
 
 /// Starts to connect from the node's address; the connection stands when it is writable without an error.
-pub(crate) fn connect(options: &Options, peer: IpAddr, lane: u8, lanes: u8) -> io::Result<TcpStream> {
+pub(crate) fn connect(
+    options: &Options,
+    pins: &Pins,
+    peer: IpAddr,
+    lane: u8,
+    lanes: u8,
+) -> io::Result<TcpStream> {
     let source = options.config.address;
     let socket = stream_socket(peer)?;
     prepare(&SockRef::from(&socket), options)?;
+    let (send, receive) = pins.wants_segments(peer);
+    if send || receive {
+        match sys::path_mtu(source, peer) {
+            Ok(mtu) => limit_segments(&socket, peer, mtu),
+            Err(error) => tracing::debug!(%error, %peer, "path MTU"),
+        }
+    }
     if lanes > 1 {
         bind_lane_port(&socket, source, lane)?;
     } else {
@@ -58,6 +79,22 @@ pub(crate) fn connect(options: &Options, peer: IpAddr, lane: u8, lanes: u8) -> i
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
         _ => Ok(socket.into()),
     }
+}
+
+/// Makes segments of a whole number of pages, so that pages can be mapped at the other end. The other end learns of it.
+fn limit_segments(socket: &Socket, peer: IpAddr, mtu: u32) {
+    let Some(mss) = u32::try_from(page_size()).ok().and_then(|page| sys::page_mss(peer, mtu, page)) else {
+        return;
+    };
+    if let Err(error) = sys::set_max_segment(socket.as_fd(), mss) {
+        tracing::debug!(%error, mss, "TCP_MAXSEG");
+    }
+}
+
+/// Bytes of payload in a segment, if they are a whole number of pages.
+pub(crate) fn page_segments(stream: &TcpStream) -> Option<u32> {
+    let mss = sys::send_mss(stream.as_fd()).ok()?;
+    (mss > 0 && (mss as usize).is_multiple_of(page_size())).then_some(mss)
 }
 
 /// Linux 7.0 recognises a lane by its source port modulo 8.

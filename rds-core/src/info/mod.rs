@@ -4,4 +4,7 @@ mod counters;
 mod snapshot;
 
 pub use counters::{Counter, Counters};
-pub use snapshot::{ConnectionInfo, MessageInfo, PeerInfo, Snapshot, SocketInfo};
+pub use snapshot::{
+    ConnectionInfo, ConnectionZeroCopy, MessageInfo, NodeZeroCopy, PeerInfo, SendZeroCopy, Snapshot,
+    SocketInfo,
+};

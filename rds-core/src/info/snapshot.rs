@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Serialize;
 
 use super::Counters;
+use crate::zerocopy::{Decision, SendCounts};
 
 /// A node at one moment: what `rds-info` shows.
 #[derive(Clone, Debug, Serialize)]
@@ -20,6 +21,8 @@ pub struct Snapshot {
     pub receive_budget: u64,
     /// All counters.
     pub counters: Counters,
+    /// Zero copy.
+    pub zero_copy: NodeZeroCopy,
     /// Known peers.
     pub peers: Vec<PeerInfo>,
     /// Bound sockets, ascending by port.
@@ -61,6 +64,60 @@ pub struct ConnectionInfo {
     pub send_queue: Vec<MessageInfo>,
     /// Messages sent and not acknowledged.
     pub retransmit_queue: Vec<MessageInfo>,
+    /// Zero copy, while it has a connection.
+    pub zero_copy: ConnectionZeroCopy,
+    /// The connection that carries it, by its index.
+    #[serde(skip)]
+    pub(crate) conn: Option<crate::proto::ConnId>,
+}
+
+/// Zero copy of a node.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct NodeZeroCopy {
+    /// Bytes that the kernel has pinned now, as it counts them: whole pages, and two more a call.
+    pub pinned_bytes: u64,
+    /// Most bytes that it had pinned at one time.
+    pub pinned_bytes_max: u64,
+    /// Limit of the same; `None` without one.
+    pub pin_limit: Option<u64>,
+    /// RLIMIT_MEMLOCK in bytes; `None` where it does not bind.
+    pub memlock: Option<u64>,
+    /// net.core.optmem_max in bytes.
+    pub optmem: u64,
+    /// Bytes of free buffers that the node keeps.
+    pub pool_bytes: u64,
+    /// Calls of this process that the kernel never said it was done with: what they held is never freed. 0 unless the kernel is at fault.
+    pub leaked_calls: u64,
+    /// Sending, all connections together.
+    pub send: SendCounts,
+}
+
+/// Zero copy of a connection.
+#[derive(Clone, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct ConnectionZeroCopy {
+    /// Sending.
+    pub send: Option<SendZeroCopy>,
+}
+
+/// Sending without a copy on a connection.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct SendZeroCopy {
+    /// What its controller does, and why.
+    pub decision: Decision,
+    /// What was done.
+    #[serde(flatten)]
+    pub counts: SendCounts,
+    /// Pages pinned now.
+    pub pinned_pages: u64,
+    /// Calls that were not notified.
+    pub outstanding: u64,
+    /// Age of the oldest of them, in ms; 0 without one.
+    pub oldest_ms: u64,
+    /// Bytes of payload in a segment now.
+    pub segment: Option<u32>,
 }
 
 /// One message in a queue.

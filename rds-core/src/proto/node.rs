@@ -13,7 +13,9 @@ use super::order::is_smaller;
 use super::peer::Peer;
 use super::{Action, BindError, CloseMode, Config, ConfigError, ConnId, DropReason, SocketId, Time};
 use crate::buffer::Chunk;
-use crate::info::{ConnectionInfo, Counters, MessageInfo, PeerInfo, Snapshot, SocketInfo};
+use crate::info::{
+    ConnectionInfo, ConnectionZeroCopy, Counters, MessageInfo, NodeZeroCopy, PeerInfo, Snapshot, SocketInfo,
+};
 
 /// What happens at a moment, unless it has become pointless by then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -323,6 +325,7 @@ impl Node {
             receive_queued: self.local.queued,
             receive_budget: self.config.receive_budget,
             counters: self.counters.clone(),
+            zero_copy: NodeZeroCopy::default(),
             peers,
             sockets,
         }
@@ -373,6 +376,8 @@ impl Node {
                         retransmitted: i >= l.resend,
                     })
                     .collect(),
+                zero_copy: ConnectionZeroCopy::default(),
+                conn: l.conn.and_then(|c| self.conns.id(c)),
             }
         });
         PeerInfo {

@@ -6,8 +6,6 @@
 //! * `tcp`: segment size, path MTU, output queue, low-water mark.
 //! * `cpu`: CPU time.
 #![allow(unsafe_code)]
-// What sends without a copy comes before the engine that uses it.
-#![cfg_attr(not(test), allow(dead_code))]
 
 mod option;
 mod tcp;
@@ -20,7 +18,7 @@ pub(crate) mod region;
 mod zc_receive;
 pub(crate) mod zerocopy;
 
-pub(crate) use tcp::unacknowledged;
+pub(crate) use tcp::{page_mss, path_mtu, send_mss, set_max_segment, unacknowledged};
 
 #[cfg(test)]
 mod testing;

@@ -83,11 +83,6 @@ impl Slab {
         Ok(Self(mapping))
     }
 
-    /// Bytes of the slab.
-    pub(crate) fn len(&self) -> usize {
-        self.0.len
-    }
-
     /// Cuts the slab into as many disjoint buffers as fit, of `buffer_size` bytes each, rounded up to whole pages. None
     /// if not even one fits. The slab is unmapped when the last of them goes.
     pub(crate) fn carve(self, buffer_size: usize) -> Vec<PageBuf> {
@@ -198,7 +193,7 @@ mod tests {
 
     fn check(slab: usize, size: usize) {
         let made = Slab::new(slab).unwrap();
-        let total = made.len();
+        let total = made.0.len;
         assert!(total >= slab && total.is_multiple_of(HUGE_PAGE) && total < slab + HUGE_PAGE + 1);
         let mut buffers = made.carve(size);
         let len = size.max(1).next_multiple_of(page_size());

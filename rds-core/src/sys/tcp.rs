@@ -57,6 +57,7 @@ pub(crate) fn set_max_segment(socket: BorrowedFd<'_>, mss: u32) -> io::Result<()
 ///
 /// # Errors
 /// What the kernel says.
+#[cfg_attr(not(test), allow(dead_code, reason = "for receiving"))]
 pub(crate) fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     option::set(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)

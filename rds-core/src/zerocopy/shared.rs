@@ -89,6 +89,13 @@ impl<H> SharedLedger<H> {
         inner.ledger.take_all(out);
     }
 
+    /// The end of the socket, if nothing is outstanding: no call begins any more. False, and nothing has changed, otherwise.
+    pub fn finish_idle(&self) -> bool {
+        let mut inner = self.lock();
+        inner.finished |= inner.ledger.outstanding() == 0;
+        inner.finished
+    }
+
     /// As [`Ledger::outstanding`].
     #[must_use]
     pub fn outstanding(&self) -> usize {

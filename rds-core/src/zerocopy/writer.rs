@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::controller::ON_MINIMUM;
+use super::controller::{AUTO_MINIMUM, ON_MINIMUM};
 use super::{
     Budget, Choice, Decision, Full, Mode, Piece, Released, SendController, Share, SharedLedger, charge,
     next_call,
@@ -141,6 +141,23 @@ pub struct SendCounts {
     pub fallbacks: Fallbacks,
 }
 
+impl SendCounts {
+    /// Adds another path's.
+    pub fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.bytes += other.bytes;
+        self.notified += other.notified;
+        self.copied += other.copied;
+        self.reaps += other.reaps;
+        self.records += other.records;
+        self.unknown += other.unknown;
+        self.fallbacks.budget += other.fallbacks.budget;
+        self.fallbacks.notifications += other.fallbacks.notifications;
+        self.fallbacks.refused += other.fallbacks.refused;
+        self.fallbacks.unpinnable += other.fallbacks.unpinnable;
+    }
+}
+
 /// Pages pinned by all paths of a node.
 #[derive(Debug, Default)]
 pub struct Gauge {
@@ -252,6 +269,15 @@ struct Controllers {
 }
 
 impl Controllers {
+    /// Whether a message is copied in any case, now and later: nothing to be remembered.
+    fn copies(&self, wanted: Option<Mode>, len: usize) -> bool {
+        match wanted.unwrap_or(self.mode) {
+            Mode::Off => true,
+            Mode::On => len < ON_MINIMUM,
+            Mode::Auto => len < AUTO_MINIMUM,
+        }
+    }
+
     fn choose(&mut self, now: Time, wanted: Option<Mode>, len: usize, local_peer: bool) -> Choice {
         match wanted.unwrap_or(self.mode) {
             Mode::Off => Choice::default(),
@@ -414,10 +440,12 @@ impl<H: Held> SendPath<H> {
             if found.is_none() && chunk.is_payload() && len >= ON_MINIMUM {
                 let controllers = controllers.get_or_insert_with(|| lock(&self.controllers));
                 let wanted = chunk.lent().and_then(|lent| lent.terms().mode);
-                let choice = controllers.choose(now, wanted, len, self.settings.local_peer);
-                found = Some(writer.decided.len());
-                let Choice { pin, measure } = choice;
-                writer.decided.push_back(Decided { end, len, pin, measure, cpu: Duration::ZERO });
+                if !controllers.copies(wanted, len) {
+                    let Choice { pin, measure } =
+                        controllers.choose(now, wanted, len, self.settings.local_peer);
+                    found = Some(writer.decided.len());
+                    writer.decided.push_back(Decided { end, len, pin, measure, cpu: Duration::ZERO });
+                }
             }
             writer.pieces.push(Piece { len, pinnable: found.is_some_and(|d| writer.decided[d].pin) });
             writer.which.push(found);
@@ -565,12 +593,7 @@ impl<H: Held> SendPath<H> {
                 self.reap_cost.store(if before == 0 { each } else { (before * 7 + each) / 8 }, Relaxed);
             }
         }
-        let mut all = lock(&self.counts);
-        all.reaps += counts.reaps;
-        all.records += counts.records;
-        all.notified += counts.notified;
-        all.copied += counts.copied;
-        all.unknown += counts.unknown;
+        lock(&self.counts).add(&counts);
         counts.notified
     }
 
@@ -600,16 +623,7 @@ impl<H: Held> SendPath<H> {
     /// then no call is made on the path again.
     pub fn finish<W: Wire<Held = H>>(&self, wire: &mut W, released: &mut Vec<Chunk>) -> bool {
         self.reap(wire, released);
-        if self.ledger.outstanding() > 0 {
-            return false;
-        }
-        // Nothing is outstanding, so this takes nothing; but no call may begin.
-        let mut out = Vec::new();
-        self.ledger.finish(&mut out);
-        for left in out {
-            self.let_go(left, released);
-        }
-        true
+        self.ledger.finish_idle()
     }
 
     // ---- looking -------------------------------------------------------------------------------------------------

@@ -1,0 +1,127 @@
+//! The system calls of a connection's sending side.
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::pins::{self, Pins};
+use crate::buffer::Chunk;
+use crate::proto::Time;
+use crate::sys::cpu::thread_cpu_time;
+use crate::sys::error_queue::ErrorQueue;
+use crate::sys::zerocopy::{self, Gather};
+use crate::zerocopy::{Ending, Held, Refusal, Wire};
+
+/// What the kernel may read. Never freed unless it is released; counted then.
+#[derive(Debug)]
+pub(crate) struct Loan(Option<zerocopy::Held<Chunk>>);
+
+impl Held for Loan {
+    fn pieces(&self) -> &[Chunk] {
+        self.0.as_ref().map_or(&[], zerocopy::Held::pieces)
+    }
+
+    fn release(mut self) -> Vec<Chunk> {
+        self.0.take().map(zerocopy::Held::release).unwrap_or_default()
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            pins::leaked(1);
+        }
+    }
+}
+
+/// What it takes to pin on one socket.
+pub(crate) struct Pinning {
+    pub(crate) pins: Arc<Pins>,
+    /// Whether the socket can, once it was asked.
+    enabled: OnceLock<bool>,
+    queue: Mutex<Option<Box<ErrorQueue>>>,
+}
+
+impl Pinning {
+    pub(crate) fn new(pins: Arc<Pins>) -> Self {
+        Self { pins, enabled: OnceLock::new(), queue: Mutex::new(None) }
+    }
+
+    /// Whether the socket may have notifications.
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled.get() == Some(&true)
+    }
+
+    fn enable(&self, socket: BorrowedFd<'_>) -> bool {
+        *self.enabled.get_or_init(|| {
+            zerocopy::enable(socket).unwrap_or_else(|error| {
+                tracing::debug!(%error, "SO_ZEROCOPY");
+                false
+            })
+        })
+    }
+}
+
+/// A socket, and memory for its calls.
+pub(crate) struct SocketWire<'a> {
+    pub(crate) stream: &'a TcpStream,
+    pub(crate) pinning: &'a Pinning,
+    pub(crate) gather: &'a mut Gather,
+}
+
+fn refusal(error: &std::io::Error) -> Refusal {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN) => Refusal::Full,
+        Some(libc::ENOBUFS | libc::ENOMEM) => Refusal::NoMemory,
+        Some(libc::EFAULT) => Refusal::Unpinnable,
+        _ => Refusal::Failed,
+    }
+}
+
+impl Wire for SocketWire<'_> {
+    type Held = Loan;
+
+    fn now(&self) -> Time {
+        self.pinning.pins.now()
+    }
+
+    fn cpu_time(&self) -> Duration {
+        thread_cpu_time()
+    }
+
+    fn copy(&mut self, pieces: &[Chunk], ending: Ending) -> Result<usize, Refusal> {
+        zerocopy::send(self.stream.as_fd(), pieces, ending, self.gather).map_err(|error| refusal(&error))
+    }
+
+    fn pin(&mut self, pieces: Vec<Chunk>, ending: Ending) -> Result<(usize, Loan), (Refusal, Vec<Chunk>)> {
+        if !self.pinning.enable(self.stream.as_fd()) {
+            return Err((Refusal::Unpinnable, pieces));
+        }
+        match zerocopy::send_pinned(self.stream.as_fd(), pieces, ending, self.gather) {
+            Ok((n, held)) => Ok((n, Loan(Some(held)))),
+            Err(refused) => {
+                // No bytes were to be sent: the writer never asks for that.
+                let why = refused.error.as_ref().map_or(Refusal::Failed, refusal);
+                Err((why, refused.pieces))
+            }
+        }
+    }
+
+    fn reap(&mut self, on: &mut dyn FnMut(u32, u32, bool)) {
+        if !self.pinning.is_enabled() {
+            return;
+        }
+        let mut queue = self.pinning.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let queue = queue.get_or_insert_with(|| Box::new(ErrorQueue::new()));
+        let before = queue.truncated();
+        if let Err(error) = queue.drain(self.stream.as_fd(), on) {
+            tracing::error!(%error, "reading an error queue");
+        }
+        if queue.truncated() > before {
+            tracing::error!(
+                "a record of an error queue was cut short; what it told of counts as outstanding"
+            );
+        }
+    }
+}
