@@ -236,6 +236,10 @@ kinds! {
         ReleasedUncopied = "buffer released, not copied",
         /// The budget had no room for a payload that was handed in.
         BudgetFull = "pin budget full",
+        /// Messages were copied because the budget had no room.
+        CopiedForBudget = "copied for want of budget",
+        /// Messages were copied because too many notifications were outstanding.
+        CopiedForNotifications = "copied for want of notifications",
         /// IPv6 was used.
         Ipv6 = "IPv6",
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rds_core::buffer::{Chunk, OnRelease, Owned, Terms};
 use rds_core::proto::{ConnId, Time};
+use rds_core::wire::HEADER_LEN;
 use rds_core::zerocopy::closing::{Closing, Step};
 use rds_core::zerocopy::controller::ON_MINIMUM;
 use rds_core::zerocopy::writer::{Gauge, PathSettings, Refusal};
@@ -81,24 +82,23 @@ impl Pins {
         bytes: Vec<u8>,
         told: bool,
     ) -> Option<Chunk> {
-        let (len, pages) = (bytes.len(), charge(bytes.len(), PAGE));
         let (mut mode, mut reserved) = (None, 0);
-        if self.sending.mode != Mode::Off && len >= ON_MINIMUM && told {
+        let eligible = self.sending.mode != Mode::Off && bytes.len() >= ON_MINIMUM;
+        if told && eligible && self.sending.when_full != WhenFull::Copy {
+            // The next header may ride along.
+            let pages = charge(bytes.len() + HEADER_LEN, PAGE);
             match share.try_reserve(pages) {
                 Ok(()) => reserved = pages,
-                Err(full) => {
+                Err(Full::Never) if self.sending.when_full == WhenFull::Wait => {}
+                Err(_) => {
                     cx.see(Seen::BudgetFull);
-                    match self.sending.when_full {
-                        _ if full == Full::Never => mode = Some(Mode::Off),
-                        WhenFull::Copy => mode = Some(Mode::Off),
-                        WhenFull::Wait | WhenFull::Error => return None,
-                    }
+                    return None;
                 }
             }
         }
         if self.sending.lends < 255 && cx.chance(20) {
             // A socket that wants it otherwise than its path.
-            mode = mode.or(Some([Mode::Off, Mode::On, Mode::Auto][cx.rng.usize(..3)]));
+            mode = Some([Mode::Off, Mode::On, Mode::Auto][cx.rng.usize(..3)]);
         }
         let foreign = self.sending.lends < 255 && cx.chance(3);
         let owned = Owned::new(cx.net.memory.allocate(&self.process, number, bytes, foreign));
@@ -107,7 +107,7 @@ impl Pins {
             return Some(Chunk::payload(bytes));
         }
         let hook: Arc<dyn OnRelease> = Arc::<Process>::clone(&self.process);
-        let terms = Terms { mode, share: (reserved > 0).then(|| Arc::clone(share)) };
+        let terms = Terms { mode, share: Some(Arc::clone(share)) };
         Some(Chunk::of(owned.lend_on(Some((hook, number as u32)), terms, reserved)))
     }
 
@@ -357,6 +357,13 @@ impl OwnHost {
                             cx.fail(format!("{:?} is closed although the kernel reads for it", path.end));
                         }
                         drop(released);
+                        let counts = path.send.counts();
+                        if counts.fallbacks.budget > 0 {
+                            cx.see(Seen::CopiedForBudget);
+                        }
+                        if counts.fallbacks.notifications > 0 {
+                            cx.see(Seen::CopiedForNotifications);
+                        }
                         cx.net.close(cx.now, path.end);
                         return false;
                     }
