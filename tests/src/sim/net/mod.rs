@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use rds_core::buffer::Chunk;
 
 mod faults;
+mod part;
 mod queue;
 mod stack;
 mod zerocopy;
@@ -20,7 +21,8 @@ pub use queue::{Event, NetEvent, Queue};
 pub use zerocopy::{Met, NOTIFICATION, PAGE, Record, Refused, Ticket, ZeroCopy};
 
 use super::memory::Memory;
-use zerocopy::{Calls, Part};
+use part::Part;
+use zerocopy::Calls;
 
 /// Nanoseconds of virtual time.
 pub type Nanos = u64;

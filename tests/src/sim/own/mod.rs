@@ -16,9 +16,11 @@ mod output;
 mod pinned;
 mod programs;
 mod read;
+mod release;
 
-pub use pinned::{PIN_LIMIT, Sending};
+pub use pinned::Sending;
 use pinned::{Path, Pins};
+pub use release::PIN_LIMIT;
 
 /// How long a connection that ends in an orderly way may take to do so.
 const ORDERLY_DEADLINE: Nanos = 2 * SEC;
