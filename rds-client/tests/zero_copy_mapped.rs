@@ -21,17 +21,24 @@ fn both() -> (Node, Node, Socket, Socket) {
     (a, b, alice, bob)
 }
 
-fn flow(len: usize, count: u64) {
+/// Payloads in turn: a prime number of them, so that no two neighbours are alike. Shared, for making them takes longer than sending.
+fn payloads(len: usize) -> std::sync::Arc<Vec<bytes::Bytes>> {
+    std::sync::Arc::new((0..17).map(|seed| pattern(seed, len).into()).collect())
+}
+
+fn flow(len: usize, count: usize) {
+    let payloads = payloads(len);
+    let ours = std::sync::Arc::clone(&payloads);
     let (a, b, alice, bob) = both();
     let to = bob.local_addr();
     let sender = std::thread::spawn(move || {
         for i in 0..count {
-            alice.send_owned(pattern(i % 17, len), to).unwrap();
+            alice.send_owned(ours[i % 17].clone(), to).unwrap();
         }
         alice
     });
     for i in 0..count {
-        assert!(*lease(&bob) == *pattern(i % 17, len), "message {i}");
+        assert!(*lease(&bob) == *payloads[i % 17], "message {i}");
     }
     let counts = received(&b);
     assert!(counts.mapped_ratio().unwrap() >= 0.95, "{counts:?}");
@@ -54,11 +61,13 @@ fn small_messages_in_between_spoil_nothing() {
         let (a, b, alice, bob) = both();
         let to = bob.local_addr();
         let back = alice.local_addr();
+        let payloads = payloads(len);
+        let ours = std::sync::Arc::clone(&payloads);
         let sender = std::thread::spawn(move || {
-            for i in 0..300_u64 {
-                alice.send_owned(pattern(i % 17, len), to).unwrap();
+            for i in 0..300 {
+                alice.send_owned(ours[i % 17].clone(), to).unwrap();
                 for small in 0..i % 5 {
-                    alice.send_to(&pattern(i + small, 1 + (i as usize * 37) % 3000), to).unwrap();
+                    alice.send_to(&ours[small][..1 + i * 37 % 3000], to).unwrap();
                 }
                 // What comes the other way makes acknowledgements ride on these.
                 if i % 16 == 0 {
@@ -67,13 +76,13 @@ fn small_messages_in_between_spoil_nothing() {
             }
             alice
         });
-        for i in 0..300_u64 {
+        for i in 0..300 {
             if i % 16 == 0 {
                 bob.send_to(b"go on", back).unwrap();
             }
-            assert!(*lease(&bob) == *pattern(i % 17, len), "message {i}");
+            assert!(*lease(&bob) == *payloads[i % 17], "message {i}");
             for small in 0..i % 5 {
-                assert!(*lease(&bob) == *pattern(i + small, 1 + (i as usize * 37) % 3000));
+                assert!(*lease(&bob) == payloads[small][..1 + i * 37 % 3000]);
             }
         }
         let counts = received(&b);
