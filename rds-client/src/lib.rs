@@ -56,7 +56,7 @@ pub use rds_core::info::{Counter, Counters, Snapshot};
 /// Why the node refused a message; inside [`SendError::Refused`].
 pub use rds_core::proto::SendError as Refusal;
 pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee};
-pub use rds_core::zerocopy::{Decision, Mode, Reason, WhenFull};
+pub use rds_core::zerocopy::{CopiedBytes, Decision, Fallbacks, Mode, Reason, WhenFull};
 
 /// How to open a [`Node`].
 #[derive(Clone, Debug)]

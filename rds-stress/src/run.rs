@@ -199,6 +199,7 @@ impl Parent<'_, '_> {
     fn run(&mut self, released: Instant, control: &TcpStream) -> Summary {
         let out = self.out;
         let begun = self.warm_up(released);
+        let before = self.node.snapshot();
         let begin = self.moment();
         let mut percents = Vec::new();
         if begun {
@@ -207,7 +208,7 @@ impl Parent<'_, '_> {
         }
         let end = self.moment();
         // While there are connections to tell about.
-        let zero_copy = ZeroCopy::new(self.local.zero_copy, &self.node.snapshot());
+        let zero_copy = ZeroCopy::new(self.local.zero_copy, &before, &self.node.snapshot());
         self.gate.advance(Phase::Stopping);
         // The end of the connection is the end of the passive side's run, too.
         let _ = control.shutdown(Shutdown::Both);

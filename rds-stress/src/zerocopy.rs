@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use rds_client::{Decision, Mode, Reason, Snapshot};
+use rds_client::{CopiedBytes, Decision, Fallbacks, Mode, Reason, Snapshot};
 use serde::Serialize;
 
 use crate::out::{Out, line};
@@ -205,28 +205,32 @@ impl Totals {
 }
 
 impl ZeroCopy {
-    /// What a node did, by its snapshot.
+    /// What a node did between two snapshots, and decides at the second.
     #[must_use]
-    pub fn new(modes: Modes, snapshot: &Snapshot) -> Self {
-        let totals = Totals::of(snapshot);
-        let zero_copy = &snapshot.zero_copy;
+    pub fn new(modes: Modes, before: &Snapshot, snapshot: &Snapshot) -> Self {
+        let totals = Totals::of(snapshot).since(&Totals::of(before));
+        let (before, zero_copy) = (&before.zero_copy, &snapshot.zero_copy);
         let connections = || snapshot.peers.iter().flat_map(|peer| &peer.connections);
         let sending = connections().filter_map(|c| c.zero_copy.send.as_ref()).map(|s| &s.decision);
         let receiving = connections().filter_map(|c| c.zero_copy.recv.as_ref()).map(|r| &r.decision);
         let ((decision, reason), (recv_decision, recv_reason)) = (decided(sending), decided(receiving));
-        let fallbacks = &zero_copy.send.fallbacks;
-        let copied = &zero_copy.recv.counts.copied;
+        let fallbacks = |of: fn(&Fallbacks) -> u64| {
+            of(&zero_copy.send.fallbacks).saturating_sub(of(&before.send.fallbacks))
+        };
+        let copied = |of: fn(&CopiedBytes) -> u64| {
+            of(&zero_copy.recv.counts.copied).saturating_sub(of(&before.recv.counts.copied))
+        };
         Self {
             send: Send {
                 mode: modes.send,
                 calls: totals.calls,
-                bytes: zero_copy.send.bytes,
+                bytes: zero_copy.send.bytes.saturating_sub(before.send.bytes),
                 copied_ratio: totals.copied_ratio(),
                 fallbacks: BTreeMap::from([
-                    ("budget", fallbacks.budget),
-                    ("notifications", fallbacks.notifications),
-                    ("refused", fallbacks.refused),
-                    ("unpinnable", fallbacks.unpinnable),
+                    ("budget", fallbacks(|f| f.budget)),
+                    ("notifications", fallbacks(|f| f.notifications)),
+                    ("refused", fallbacks(|f| f.refused)),
+                    ("unpinnable", fallbacks(|f| f.unpinnable)),
                 ]),
                 completions_per_reap: ratio(totals.notified, totals.reaps),
                 decision,
@@ -237,15 +241,15 @@ impl ZeroCopy {
                 mapped_ratio: totals.mapped_ratio(),
                 pages_per_call: ratio(totals.pages, totals.map_calls),
                 fallbacks: BTreeMap::from([
-                    ("setting", copied.setting),
-                    ("not_announced", copied.not_announced),
-                    ("length", copied.length),
-                    ("controller", copied.controller),
-                    ("late", copied.late),
-                    ("unaligned", copied.unaligned),
-                    ("held", copied.held),
-                    ("limit", copied.limit),
-                    ("unavailable", copied.unavailable),
+                    ("setting", copied(|c| c.setting)),
+                    ("not_announced", copied(|c| c.not_announced)),
+                    ("length", copied(|c| c.length)),
+                    ("controller", copied(|c| c.controller)),
+                    ("late", copied(|c| c.late)),
+                    ("unaligned", copied(|c| c.unaligned)),
+                    ("held", copied(|c| c.held)),
+                    ("limit", copied(|c| c.limit)),
+                    ("unavailable", copied(|c| c.unavailable)),
                 ]),
                 decision: recv_decision,
                 reason: recv_reason,

@@ -25,8 +25,17 @@ impl Stress {
     /// # Panics
     /// It cannot be started.
     #[must_use]
-    pub fn start(mut command: Command) -> Self {
-        command.args(["--json", "--start-delay", "0.2", "--warmup", "0.3"]);
+    pub fn start(command: Command) -> Self {
+        Self::start_after(command, "0.3")
+    }
+
+    /// As [`Stress::start`], measuring after `warm_up` seconds.
+    ///
+    /// # Panics
+    /// It cannot be started.
+    #[must_use]
+    pub fn start_after(mut command: Command, warm_up: &str) -> Self {
+        command.args(["--json", "--start-delay", "0.2", "--warmup", warm_up]);
         let mut child =
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
         let errors = BufReader::new(child.stderr.take().expect("piped"));

@@ -40,7 +40,7 @@ fn verified(program: impl Fn() -> Command, net: u8, dial: u16, load: &str) -> [E
     let start = |own, more: &str| {
         let mut command = at(program(), own, dial);
         command.args(["--zcopy", "on"]).args(more.split_whitespace());
-        Stress::start(command)
+        Stress::start_after(command, "1.5")
     };
     let mut passive = start(passive_at, "");
     passive.waits();
@@ -71,9 +71,11 @@ fn fallbacks(report: &Value) -> f64 {
     reasons.expect("an object").values().filter_map(Value::as_f64).sum()
 }
 
+/// Not in the first second: until TCP has made its receive buffer large it cuts messages where the peer's window ends. And messages of
+/// 1 MiB one way only: with data both ways loopback reorders segments, and those that report it are no whole pages.
 #[test]
 fn nearly_all_of_what_is_received_on_loopback_is_mapped_with_small_messages_in_between() {
-    let loads = ["-q 64K -t 2 -d 8", "-q 1M -t 2 -d 4", "-q 64K -a 1000 -t 4 -d 4", "-q 1M -o -d 8"];
+    let loads = ["-q 64K -t 2 -d 8", "-q 64K -a 1000 -t 4 -d 4", "-q 1M -o -t 2 -d 2", "-q 1M -o -a 1000 -d 4"];
     for (net, load) in (50..).zip(loads) {
         let [active, passive] = verified(|| here(rds_stress()), net, NODE, load);
         let receivers = if load.contains("-o") { vec![&passive] } else { vec![&active, &passive] };
