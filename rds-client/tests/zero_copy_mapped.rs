@@ -81,3 +81,40 @@ fn small_messages_in_between_spoil_nothing() {
         drop((sender.join().unwrap(), a));
     }
 }
+
+#[test]
+fn a_hundred_connections_map_side_by_side() {
+    let net = net();
+    let node = |host| {
+        let builder = builder(net(host)).zero_copy_send(Mode::On).zero_copy_receive(Mode::On);
+        builder.congestion_control("reno").open().unwrap()
+    };
+    let hub = node(250);
+    let to = hub.bind(7).unwrap();
+    to.set_recv_timeout(Some(LONG));
+    // Each sends before the first is taken.
+    to.set_recv_buffer(16 << 20);
+    let len = 16 << 10;
+    let others: Vec<_> = (1..=100).map(|host| (node(host), host)).collect();
+    let sockets: Vec<_> = others.iter().map(|(node, host)| (node.bind(5).unwrap(), *host)).collect();
+    let mut mapped = 0;
+    for round in 0..10_u64 {
+        for (socket, host) in &sockets {
+            let payload = pattern(round * 1000 + u64::from(*host), len);
+            socket.send_detached(payload, to.local_addr()).unwrap();
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in &sockets {
+            let (lease, from) = match to.recv_lease() {
+                Ok(rds_client::Event::Message(message)) => (message.payload, message.from),
+                other => panic!("a message was expected: {other:?}"),
+            };
+            let std::net::IpAddr::V4(ip) = from.ip() else { panic!("{from}") };
+            assert!(*lease == *pattern(round * 1000 + u64::from(ip.octets()[3]), len), "{from}");
+            assert!(seen.insert(from));
+            mapped += u32::from(lease.is_mapped());
+        }
+    }
+    // The first of each connection comes with what is read at once.
+    assert!(mapped >= 850, "{mapped} of 1000: {:?}", received(&hub));
+}

@@ -273,3 +273,60 @@ fn what_programs_hold_counts_as_received() {
     held.clear();
     assert!(!congested(&node));
 }
+
+#[test]
+fn reading_that_stops_for_want_of_room_goes_on_where_it_was() {
+    let net = net();
+    // This peer knows no window, so the node stops reading when its budget is used up.
+    let node = builder(net(200)).zero_copy_receive(Mode::On).receive_budget(1 << 20).open().unwrap();
+    let socket = node.bind(7).unwrap();
+    socket.set_recv_timeout(Some(LONG));
+    let mut peer = Paged::connect(net(1), &node, 7, true);
+    let sender = std::thread::spawn(move || {
+        for i in 0..200 {
+            peer.large(&pattern(i, 16 * PAGE));
+            peer.small(&pattern(i, 100));
+        }
+        peer
+    });
+    // Nothing is taken before the budget is used up, again and again.
+    for batch in 0..10 {
+        while batch < 9 && node.snapshot().receive_queued < 1 << 20 {
+            std::thread::yield_now();
+        }
+        for i in 20 * batch..20 * (batch + 1) {
+            assert!(*lease(&socket) == *pattern(i, 16 * PAGE), "message {i}");
+            assert!(*lease(&socket) == *pattern(i, 100), "message {i}");
+        }
+    }
+    drop(sender.join().unwrap());
+}
+
+#[test]
+fn a_connection_that_is_replaced_is_read_out_first() {
+    let (net, node, socket) = mapping();
+    let mut sequence = 0;
+    for round in 0..20 {
+        let mut peer = Paged::connect(net(1), &node, 7, true);
+        peer.sequence = sequence;
+        for i in 0..8 {
+            peer.large(&pattern(round * 8 + i, 4 * PAGE));
+        }
+        sequence = peer.sequence;
+        // Kept open: the next one takes its place.
+        std::mem::forget(peer.stream.try_clone().unwrap());
+        for i in 0..if round % 2 == 0 { 8 } else { 0 } {
+            assert!(*lease(&socket) == *pattern(round * 8 + i, 4 * PAGE), "round {round}, message {i}");
+        }
+        if round % 2 == 1 {
+            let mut next = Paged::connect(net(1), &node, 7, true);
+            next.sequence = sequence;
+            next.large(&pattern(1, 4 * PAGE));
+            sequence = next.sequence;
+            for i in 0..8 {
+                assert!(*lease(&socket) == *pattern(round * 8 + i, 4 * PAGE), "round {round}, message {i}");
+            }
+            assert!(*lease(&socket) == *pattern(1, 4 * PAGE));
+        }
+    }
+}

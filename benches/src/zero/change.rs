@@ -4,7 +4,7 @@ use super::child::Child;
 use super::figures::{Spread, size, table};
 use super::part::{Buffers, Role, Slice};
 use super::place::Place;
-use super::{Bench, Common, MODES};
+use super::{Bench, Common, Direction, MODES};
 
 /// The benchmark.
 #[derive(clap::Args, Clone, Debug)]
@@ -20,6 +20,9 @@ pub(crate) struct Change {
     /// Rounds between two changes; each has a slice of every mode.
     #[arg(long, default_value_t = 20)]
     between: u32,
+    /// In which direction modes are compared.
+    #[arg(long, value_enum, default_value_t = Direction::Send)]
+    direction: Direction,
 }
 
 impl Bench for Change {
@@ -32,7 +35,8 @@ impl Bench for Change {
             }
         };
         let mut children = super::each_mode(|mode| {
-            let part = super::part(Role::Both, mode, self.size, Buffers::Pool, self.common.port);
+            let part =
+                super::part(Role::Both, mode, self.size, Buffers::Pool, self.direction, self.common.port);
             let mut child = Child::start(&place, &part)?;
             child.work(self.common.warmup)?;
             Ok(child)
@@ -54,6 +58,8 @@ impl Bench for Change {
             // When the controller has come over: from there on its median is within 3 % of the better one's.
             let settled = (0..found[2].len())
                 .find(|&from| Spread::of(&found[2][from..], cost).median <= best[wins].median * 1.03);
+            let pinned: f64 = found[2].iter().map(|s| s.pinned as f64).sum();
+            let sent: f64 = found[2].iter().map(|s| s.messages as f64 * 1.1 * self.size as f64).sum();
             let mean = |i: usize| found[i].iter().map(cost).sum::<f64>() / found[i].len() as f64;
             auto += mean(2);
             better += mean(wins);
@@ -63,6 +69,7 @@ impl Bench for Change {
                 best[1].show(1),
                 best[2].show(1),
                 MODES[wins].to_owned(),
+                format!("{:.0} %", 100.0 * pinned / sent),
                 format!("{:.3}", mean(2) / mean(wins)),
                 format!("{:.3}", best[2].min / best[wins].min),
                 settled.map_or("never".to_owned(), |n| {
@@ -76,8 +83,17 @@ impl Bench for Change {
             size(self.size),
             self.common.seconds
         );
-        let heading =
-            ["phase", "off", "on", "auto", "better", "auto/better, mean", "best slices", "settled from"];
+        let heading = [
+            "phase",
+            "off",
+            "on",
+            "auto",
+            "better",
+            "auto pinned",
+            "auto/better, mean",
+            "best slices",
+            "settled from",
+        ];
         println!("{}", table(&heading, &rows));
         println!("auto over all phases, against the better mode of each: {:.3}\n", auto / better);
         Ok(())

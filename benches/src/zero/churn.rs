@@ -134,7 +134,8 @@ impl Bench for Churn {
         let address = |last| IpAddr::from([127, 55, 30, last]);
         let part = |role, mode: &str, own, peer| Part {
             role,
-            mode: mode.to_owned(),
+            send: mode.to_owned(),
+            receive: mode.to_owned(),
             size: self.size,
             buffers: Buffers::Pool,
             own,

@@ -16,7 +16,9 @@ mod traffic;
 
 use std::net::IpAddr;
 
+use child::Child;
 use part::{Buffers, Part, Role, Slice};
+use place::Place;
 
 /// The modes, in the order of all tables.
 const MODES: [&str; 3] = ["off", "on", "auto"];
@@ -84,11 +86,34 @@ fn parse_part(text: &str) -> Result<Box<Part>, String> {
     serde_json::from_str(text).map_err(|e| e.to_string())
 }
 
+/// In which direction modes are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Direction {
+    /// Both have the mode.
+    Both,
+    /// Sending has it; receiving copies.
+    Send,
+    /// Receiving has it; sending is on, without which nothing could be mapped.
+    Receive,
+}
+
 /// A process of one of [`MODES`], with addresses of its own.
-fn part(role: Role, mode: usize, size: usize, buffers: Buffers, port: u16) -> Part {
+fn part(role: Role, mode: usize, size: usize, buffers: Buffers, direction: Direction, port: u16) -> Part {
     let address = |last| IpAddr::from([127, 55, 10 + mode as u8, last]);
-    let mode = MODES[mode].to_owned();
-    Part { role, mode, size, buffers, own: address(1), peer: address(2), port }
+    let (send, receive) = match direction {
+        Direction::Both => (MODES[mode], MODES[mode]),
+        Direction::Send => (MODES[mode], "off"),
+        Direction::Receive => ("on", MODES[mode]),
+    };
+    let (send, receive) = (send.to_owned(), receive.to_owned());
+    Part { role, send, receive, size, buffers, own: address(1), peer: address(2), port }
+}
+
+/// The two ends of traffic between processes: who begins, and who waits for it, which is started first.
+fn two(place: &Place, first: &Part, second: Role) -> Result<(Child, Child), String> {
+    let other = Part { role: second, own: first.peer, peer: first.own, ..first.clone() };
+    let other = Child::start(place, &other)?;
+    Ok((Child::start(place, first)?, other))
 }
 
 /// Something for each of [`MODES`].

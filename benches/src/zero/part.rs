@@ -54,7 +54,9 @@ pub(crate) enum Buffers {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Part {
     pub(crate) role: Role,
-    pub(crate) mode: String,
+    /// Modes of zero copy, sending and receiving.
+    pub(crate) send: String,
+    pub(crate) receive: String,
     pub(crate) size: usize,
     pub(crate) buffers: Buffers,
     pub(crate) own: IpAddr,
@@ -75,13 +77,13 @@ pub(crate) struct Slice {
     /// Median and 99th percentile of the round trip, in microseconds.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
+    /// Bytes that were sent pinned; of what the kernel has let go of, the share that it had copied; bytes that were mapped.
+    pub(crate) pinned: u64,
+    pub(crate) copied: f64,
+    pub(crate) mapped: u64,
 }
 
 impl Part {
-    pub(crate) fn mode(&self) -> Result<Mode, String> {
-        self.mode.parse().map_err(|e| format!("{e}"))
-    }
-
     /// Runs it: says when it is ready, then answers a line for each line of standard input, to its end.
     pub(crate) fn run(&self) -> Result<(), String> {
         match self.role {
@@ -89,7 +91,11 @@ impl Part {
                 // Before there are other threads, so that they inherit it.
                 one_cpu()?;
                 let (sender, receiver) = (self.open(self.own)?, self.open(self.peer)?);
-                serve(|command| command.run(|time| traffic::both(self, &sender, &receiver, time)))
+                serve(|command| {
+                    let before = Told::of(&sender.node, &receiver.node);
+                    let slice = command.run(|time| traffic::both(self, &sender, &receiver, time))?;
+                    Ok(Told::of(&sender.node, &receiver.node).since(&before, slice))
+                })
             }
             Role::Sender => {
                 let end = self.open(self.own)?;
@@ -133,11 +139,12 @@ impl Part {
 }
 
 pub(crate) fn open_node(part: &Part, address: IpAddr, lanes: u8) -> Result<Node, String> {
-    let mode = part.mode()?;
+    let mode = |text: &str| text.parse::<Mode>().map_err(|e| e.to_string());
     // The default of some systems paces loopback.
     let builder = Node::builder(address).congestion_control("cubic").lanes(lanes);
     let builder = builder.listen_port(part.port).dial_port(part.port);
-    builder.zero_copy_send(mode).zero_copy_receive(mode).open().map_err(|e| e.to_string())
+    let builder = builder.zero_copy_send(mode(&part.send)?).zero_copy_receive(mode(&part.receive)?);
+    builder.open().map_err(|e| e.to_string())
 }
 
 pub(crate) fn bind(node: &Node, port: u16) -> Result<Socket, String> {
@@ -145,6 +152,32 @@ pub(crate) fn bind(node: &Node, port: u16) -> Result<Socket, String> {
     socket.set_send_buffer(BUFFER);
     socket.set_recv_buffer(BUFFER);
     Ok(socket)
+}
+
+/// What nodes tell of zero copy.
+struct Told {
+    pinned: u64,
+    notified: u64,
+    copied: u64,
+    mapped: u64,
+}
+
+impl Told {
+    fn of(sender: &Node, receiver: &Node) -> Self {
+        let send = sender.snapshot().zero_copy.send;
+        let mapped = receiver.snapshot().zero_copy.recv.counts.bytes;
+        Self { pinned: send.bytes, notified: send.notified, copied: send.copied, mapped }
+    }
+
+    fn since(&self, before: &Self, slice: Slice) -> Slice {
+        let notified = self.notified - before.notified;
+        Slice {
+            pinned: self.pinned - before.pinned,
+            copied: (self.copied - before.copied) as f64 / notified.max(1) as f64,
+            mapped: self.mapped - before.mapped,
+            ..slice
+        }
+    }
 }
 
 /// Confines this thread, and those that it starts, to one CPU, the last it may use.

@@ -1,10 +1,9 @@
 //! Buffers of the pool against memory that is allocated for each message.
 
-use super::child::Child;
 use super::figures::{Spread, size, table};
 use super::part::{Buffers, Part, Role, Slice};
 use super::place::{Path, Place};
-use super::{Bench, Common};
+use super::{Bench, Common, Direction};
 
 /// The benchmark.
 #[derive(clap::Args, Clone, Debug)]
@@ -21,18 +20,13 @@ impl Bench for Pool {
         let place = Place::open(Path::Loopback)?;
         let mut rows = Vec::new();
         for &bytes in &self.sizes {
-            let part = |buffers, role| Part {
-                buffers,
-                ..super::part(role, usize::from(buffers == Buffers::Fresh), bytes, buffers, self.common.port)
-            };
             let mut pairs = Vec::new();
-            for buffers in [Buffers::FilledPool, Buffers::Fresh] {
+            for (index, buffers) in [Buffers::FilledPool, Buffers::Fresh].into_iter().enumerate() {
+                let part =
+                    super::part(Role::Sender, index, bytes, buffers, Direction::Both, self.common.port);
                 // Both with zero copy off: memory is all that differs.
-                let off = |role| Part { mode: "off".to_owned(), ..part(buffers, role) };
-                let mut receiver = off(Role::Receiver);
-                std::mem::swap(&mut receiver.own, &mut receiver.peer);
-                let receiver = Child::start(&place, &receiver)?;
-                let mut sender = Child::start(&place, &off(Role::Sender))?;
+                let part = Part { send: "off".to_owned(), receive: "off".to_owned(), ..part };
+                let (mut sender, receiver) = super::two(&place, &part, Role::Receiver)?;
                 sender.work(self.common.warmup)?;
                 pairs.push((sender, receiver));
             }

@@ -6,7 +6,7 @@ use super::child::Child;
 use super::figures::{Spread, size, table};
 use super::part::{Buffers, Part, Role, Slice};
 use super::place::{Path, Place};
-use super::{Bench, Common, MODES};
+use super::{Bench, Common, Direction, MODES};
 
 /// The benchmark.
 #[derive(clap::Args, Clone, Debug)]
@@ -25,6 +25,9 @@ pub(crate) struct Sizes {
     /// Every byte of what is sent is written before.
     #[arg(long)]
     fill: bool,
+    /// In which direction modes are compared.
+    #[arg(long, value_enum, default_value_t = Direction::Both)]
+    direction: Direction,
     /// Only the judging table: one thread, one CPU.
     #[arg(long)]
     judge: bool,
@@ -54,7 +57,7 @@ impl Bench for Sizes {
 impl Sizes {
     fn part(&self, role: Role, mode: usize, size: usize) -> Part {
         let buffers = if self.fill { Buffers::FilledPool } else { Buffers::Pool };
-        super::part(role, mode, size, buffers, self.common.port)
+        super::part(role, mode, size, buffers, self.direction, self.common.port)
     }
 
     /// Both sides in one thread on one CPU: what it costs, without who waits for whom.
@@ -81,9 +84,29 @@ impl Sizes {
             }));
             row.push(format!("{:.3}", best[1] / best[0]));
             row.push(format!("{:.3}", best[2] / best[0].min(best[1])));
+            // A tenth more than what was measured: the beginning of each slice counts here.
+            let share = |mode: usize, of: fn(&Slice) -> u64| {
+                let all: f64 = found[mode].iter().map(|s| s.messages as f64 * 1.1 * bytes as f64).sum();
+                100.0 * found[mode].iter().map(|s| of(s) as f64).sum::<f64>() / all
+            };
+            let pinned = [1, 2].map(|mode| format!("{:.0}", share(mode, |s| s.pinned)));
+            row.push(pinned.join(", "));
+            row.push(format!("{:.0}", 100.0 * Spread::of(&found[1], |s| s.copied).median));
+            let mapped = [1, 2].map(|mode| format!("{:.0}", share(mode, |s| s.mapped)));
+            row.push(mapped.join(", "));
             rows.push(row);
         }
-        let heading = ["size", "off", "on", "auto", "on/off", "auto/better"];
+        let heading = [
+            "size",
+            "off",
+            "on",
+            "auto",
+            "on/off",
+            "auto/better",
+            "pinned %, on and auto",
+            "copied %, on",
+            "mapped %, on and auto",
+        ];
         Ok(format!(
             "One thread that sends and receives, one CPU: ns of CPU a KiB, best of {}\n\n{}",
             self.common.rounds,
@@ -96,10 +119,8 @@ impl Sizes {
         let mut rows = Vec::new();
         for &bytes in &self.sizes {
             let mut pairs = super::each_mode(|mode| {
-                let mut receiver = self.part(Role::Receiver, mode, bytes);
-                std::mem::swap(&mut receiver.own, &mut receiver.peer);
-                let receiver = Child::start(place, &receiver)?;
-                let mut sender = Child::start(place, &self.part(Role::Sender, mode, bytes))?;
+                let part = self.part(Role::Sender, mode, bytes);
+                let (mut sender, receiver) = super::two(place, &part, Role::Receiver)?;
                 sender.work(self.common.warmup)?;
                 Ok((sender, receiver))
             })?;
@@ -133,10 +154,8 @@ impl Sizes {
     fn round_trip(&self, place: &Place) -> Result<String, String> {
         let bytes = self.rtt_size;
         let mut pairs = super::each_mode(|mode| {
-            let mut answerer = self.part(Role::Answerer, mode, bytes);
-            std::mem::swap(&mut answerer.own, &mut answerer.peer);
-            let answerer = Child::start(place, &answerer)?;
-            let mut asker = Child::start(place, &self.part(Role::Asker, mode, bytes))?;
+            let part = self.part(Role::Asker, mode, bytes);
+            let (mut asker, answerer) = super::two(place, &part, Role::Answerer)?;
             asker.work(self.common.warmup)?;
             Ok((asker, answerer))
         })?;

@@ -19,7 +19,7 @@ pub(crate) const PAGE: usize = 4096;
 pub(crate) struct Paged {
     pub(crate) stream: TcpStream,
     pipe: (OwnedFd, OwnedFd),
-    sequence: u64,
+    pub(crate) sequence: u64,
     port: u16,
 }
 

@@ -32,7 +32,13 @@ impl<H> SharedLedger<H> {
     /// The ledger of a new socket.
     #[must_use]
     pub fn new() -> Self {
-        Self { inner: Mutex::new(Inner { ledger: Ledger::new(), finished: false }) }
+        Self::starting_at(0)
+    }
+
+    /// As [`Ledger::starting_at`].
+    #[must_use]
+    pub fn starting_at(id: u32) -> Self {
+        Self { inner: Mutex::new(Inner { ledger: Ledger::starting_at(id), finished: false }) }
     }
 
     /// The lock is held for moves alone, which cannot panic, so what a panic elsewhere left behind is whole.

@@ -330,9 +330,15 @@ impl<H: Held> SendPath<H> {
     /// The path of a new socket.
     #[must_use]
     pub fn new(settings: PathSettings) -> Self {
+        Self::starting_at(settings, 0)
+    }
+
+    /// The path of a socket whose next call has the number `id`.
+    #[must_use]
+    pub fn starting_at(settings: PathSettings, id: u32) -> Self {
         let path = SendController::new(settings.mode, settings.local_peer);
         Self {
-            ledger: SharedLedger::new(),
+            ledger: SharedLedger::starting_at(id),
             controllers: Mutex::new(Controllers { mode: settings.mode, path, auto: None }),
             share: Arc::new(Share::new(&settings.budget)),
             counts: Mutex::default(),

@@ -164,6 +164,8 @@ impl Run {
         let now = self.world.cx.now;
         self.advance(now + 5 * SEC, |_| false);
         self.judge();
+        let met = self.world.cx.net.met;
+        self.world.cx.seen.met(&met);
         let cx = self.world.cx;
         Report { seed: self.plan.seed, broken: cx.broken, coverage: cx.seen, digest: cx.digest }
     }
@@ -262,6 +264,7 @@ impl Run {
             && self.world.hosts.iter().all(|h| match h {
                 Host::Own(h) => {
                     h.node.as_ref().is_none_or(rds_core::proto::Node::is_drained)
+                        && h.all_released(&self.world.cx).is_ok()
                         && h.sockets.map.values().all(|s| s.queue.is_empty() && !s.congested)
                 }
                 Host::Kernel(h) => h.is_drained() && h.sockets.values().all(|s| s.queue.is_empty()),
@@ -288,6 +291,9 @@ impl Run {
         }
         for (i, host) in self.world.hosts.iter().enumerate() {
             let Host::Own(h) = host else { continue };
+            if let Err(text) = h.all_released(&self.world.cx) {
+                complaints.push(text);
+            }
             for s in h.sockets.map.values() {
                 if s.waits_for_room {
                     complaints

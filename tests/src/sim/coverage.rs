@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::net::Met;
+
 macro_rules! kinds {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)+ }) => {
         $(#[$meta])*
@@ -60,6 +62,12 @@ kinds! {
         AckStarvation = "acknowledgements withheld",
         /// A host refuses connections.
         Refuse = "connections refused",
+        /// A peer stops reading until its window has been closed for long.
+        NeverReads = "peer that never reads",
+        /// Another process of the user locks all memory that may be locked.
+        Memlock = "locked memory used up elsewhere",
+        /// Whether paths pin is set to something else.
+        ModeChange = "mode of zero copy changed",
         /// A stranger connects and says nothing.
         SilentStranger = "stranger that says nothing",
         /// Strangers fill the table of handshakes.
@@ -178,6 +186,60 @@ kinds! {
         KernelRestart = "kernel restarts",
         /// A connection ended in an orderly way.
         OrderlyClose = "orderly close",
+        /// A call with MSG_ZEROCOPY took bytes.
+        Pinned = "pinned call",
+        /// ... and only a part of what it was offered.
+        PinnedPartly = "pinned call, partly",
+        /// Notifications were merged.
+        NotifiedMerged = "notifications merged",
+        /// Calls shared one notification.
+        NotifiedJointly = "calls that share a notification",
+        /// Notifications came out of order.
+        NotifiedUnordered = "notifications out of order",
+        /// A notification came later than the acknowledgement.
+        NotifiedLate = "notification late",
+        /// A notification's range crossed 2^32.
+        NotifiedWrapped = "notification across the wrap",
+        /// The kernel copied what was pinned.
+        NotifiedCopied = "notification, copied",
+        /// The kernel did not copy.
+        NotifiedUncopied = "notification, not copied",
+        /// A reset, or a peer that was gone, ended calls.
+        PinnedReset = "pinned call ended by a reset",
+        /// A disconnect ended calls.
+        PinnedDisconnected = "pinned call ended by a disconnect",
+        /// A device kept pages for a moment after that.
+        DeviceKept = "device keeps pages after the end",
+        /// ENOBUFS for want of memory that may be locked.
+        EnobufsMemlock = "ENOBUFS by memlock",
+        /// ENOBUFS for want of room for notifications.
+        EnobufsOptmem = "ENOBUFS by optmem",
+        /// EFAULT for memory that cannot be pinned.
+        EfaultPinned = "EFAULT by memory that cannot be pinned",
+        /// A call that copies met a kernel without memory.
+        EnobufsCopy = "ENOBUFS without pinning",
+        /// A connection was closed while another thread was in a pinning call.
+        ClosedInCall = "closed during a pinned call",
+        /// Pinned bytes were transmitted again.
+        PinnedAgain = "pinned bytes transmitted again",
+        /// Pinned bytes of a dead process went on to be sent.
+        PinnedOrphan = "pinned bytes of a dead process",
+        /// A header was pinned behind a payload.
+        HeaderPinned = "header pinned behind a payload",
+        /// A call was notified before its writer was back.
+        NotifiedEarly = "notified before the writer is back",
+        /// A path was ended because its pages were pinned too long.
+        PinOverdue = "path ended for pages pinned too long",
+        /// A buffer came back of which bytes were copied.
+        ReleasedCopied = "buffer released, copied",
+        /// A buffer came back of which no byte was copied.
+        ReleasedUncopied = "buffer released, not copied",
+        /// The budget had no room for a payload that was handed in.
+        BudgetFull = "pin budget full",
+        /// Messages were copied because the budget had no room.
+        CopiedForBudget = "copied for want of budget",
+        /// Messages were copied because too many notifications were outstanding.
+        CopiedForNotifications = "copied for want of notifications",
         /// IPv6 was used.
         Ipv6 = "IPv6",
     }
@@ -209,6 +271,31 @@ impl Coverage {
     /// Counts a transition.
     pub fn see(&mut self, kind: Seen) {
         self.seen[kind as usize] += 1;
+    }
+
+    /// Counts what the model of MSG_ZEROCOPY met.
+    pub fn met(&mut self, met: &Met) {
+        for (kind, n) in [
+            (Seen::Pinned, met.calls),
+            (Seen::PinnedPartly, met.partial),
+            (Seen::NotifiedMerged, met.merged),
+            (Seen::NotifiedJointly, met.joined),
+            (Seen::NotifiedUnordered, met.unordered),
+            (Seen::NotifiedLate, met.late),
+            (Seen::NotifiedWrapped, met.wrapped),
+            (Seen::NotifiedCopied, met.copied),
+            (Seen::NotifiedUncopied, met.uncopied),
+            (Seen::PinnedReset, met.reset),
+            (Seen::PinnedDisconnected, met.disconnected),
+            (Seen::DeviceKept, met.device),
+            (Seen::EnobufsMemlock, met.memlock),
+            (Seen::EnobufsOptmem, met.optmem),
+            (Seen::EfaultPinned, met.foreign),
+            (Seen::PinnedAgain, met.again),
+            (Seen::PinnedOrphan, met.orphaned),
+        ] {
+            self.seen[kind as usize] += n;
+        }
     }
 
     /// How often a transition was hit.

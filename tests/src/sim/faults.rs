@@ -1,6 +1,7 @@
 //! Doing and undoing the faults that a plan has drawn.
 
 use bytes::Bytes;
+use rds_core::zerocopy::Mode;
 
 use super::batch::Run;
 use super::coverage::Fault;
@@ -56,10 +57,28 @@ impl Run {
                 self.traffic[f.host].deaf_until = f.until;
                 true
             }
-            Fault::Freeze => {
+            Fault::Freeze | Fault::NeverReads => {
                 self.freeze(f.host, f.until);
                 true
             }
+            Fault::Memlock => {
+                let own = matches!(self.world.hosts[f.host], Host::Own(_));
+                if own {
+                    // All of it, or a large part.
+                    let pages =
+                        if self.world.cx.rng.bool() { 1 << 40 } else { self.world.cx.rng.u64(1..1000) };
+                    self.world.cx.net.lock_elsewhere(f.host, pages);
+                }
+                own
+            }
+            Fault::ModeChange => match &mut self.world.hosts[f.host] {
+                Host::Own(own) if own.node.is_some() => {
+                    let mode = [Mode::Off, Mode::On, Mode::Auto][self.world.cx.rng.usize(..3)];
+                    own.set_mode(mode);
+                    true
+                }
+                _ => false,
+            },
             Fault::Cancel => self.cancel(f.host),
             Fault::Rebind => self.rebind(f.host),
             Fault::Buffers => self.shrink(f.host),
@@ -117,6 +136,7 @@ impl Run {
                 self.world.stop(f.host, false);
                 self.start_host(f.host, 0);
             }
+            Fault::Memlock => self.world.cx.net.lock_elsewhere(f.host, 0),
             Fault::SlowNet => self.world.cx.net.wire = self.plan.wire,
             Fault::Refuse if self.world.is_up(f.host) => self.world.cx.net.listen(f.host, true),
             Fault::SilentStranger | Fault::Flood => {

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use rds_core::proto::{Body, Inbox, SocketId};
+use rds_core::zerocopy::Share;
 
 /// One socket as its program sees it.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub struct Socket {
     pub waits_for_room: bool,
     /// Sends were refused as congested: `Uncongested` must follow.
     pub waits_for_port: Vec<SocketAddr>,
+    /// Its part of what the node may pin.
+    pub share: Arc<Share>,
     /// `Drained` must follow.
     pub waits_for_drain: bool,
 }
@@ -39,7 +43,7 @@ pub struct Socket {
 impl Socket {
     /// A socket as `bind` leaves it.
     #[must_use]
-    pub fn new(port: u16, book: usize) -> Self {
+    pub fn new(port: u16, book: usize, share: Arc<Share>) -> Self {
         Self {
             port,
             book,
@@ -53,6 +57,7 @@ impl Socket {
             reading: true,
             waits_for_room: false,
             waits_for_port: Vec::new(),
+            share,
             waits_for_drain: false,
         }
     }

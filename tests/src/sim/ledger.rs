@@ -8,6 +8,9 @@ use rds_core::proto::{Guarantee, Outcome};
 use super::ctx::{Fact, HostKind};
 use super::net::{End, Nanos};
 
+/// Lent payloads up to this many bytes are copied at once (`proto/send.rs`).
+const OWNED_INLINE_MAX: usize = 512;
+
 /// One message that a socket accepted.
 #[derive(Debug)]
 pub struct Message {
@@ -53,6 +56,12 @@ pub struct Message {
     pub sequence: u64,
     /// Its lane once it was seen on a wire with a known one.
     pub lane: Option<u8>,
+    /// Its buffer was lent to the node.
+    pub lent: bool,
+    /// The node told that the buffer is free, and whether anything was copied.
+    pub released: Option<bool>,
+    /// Whether anything was copied, once the buffer is free.
+    pub truly_copied: Option<bool>,
     /// Where it was written: the writing end, and the stream offset behind its last byte.
     pub written: Vec<(End, u64)>,
 }
@@ -211,6 +220,9 @@ impl Ledger {
             may_repeat: false,
             sequence: 0,
             lane: None,
+            lent: false,
+            released: None,
+            truly_copied: None,
             written: Vec::new(),
         });
         id
@@ -364,6 +376,37 @@ impl Ledger {
         }
     }
 
+    /// A node told that the buffer of message `number` is free.
+    ///
+    /// # Errors
+    /// The promise that this breaks.
+    pub fn released(&mut self, src: usize, number: usize, copied: bool) -> Result<(), String> {
+        let Some(m) = self.messages.get_mut(number).filter(|m| m.lent && m.src == src) else {
+            return Err(format!(
+                "host {src} releases the buffer of message {number}, which was not lent to it"
+            ));
+        };
+        let before = m.released.replace(copied);
+        // Small payloads are copied behind their headers at once, and local ones into their socket's queue.
+        let held = m.len > OWNED_INLINE_MAX && m.src != m.dst;
+        let told = m.tracked && !self.socks[m.sock].closed;
+        let complaint = if before.is_some() {
+            Some("is released twice")
+        } else if m.truly_copied.is_none() && m.len > 0 {
+            Some("is released, and still there")
+        } else if held && m.truly_copied != Some(copied) {
+            Some(if copied { "was not copied, as is said" } else { "was copied, as is not said" })
+        } else if held && told && m.outcome.is_none() && !m.cancelled {
+            Some("is released before the message ended")
+        } else {
+            None
+        };
+        match complaint {
+            Some(text) => Err(format!("the buffer of message {number} {text}: {}", self.describe(number))),
+            None => Ok(()),
+        }
+    }
+
     /// A host's life ended: nothing more is owed by it.
     pub fn host_died(&mut self, host: usize) {
         self.unwritten.retain(|(src, _, _), _| *src != host);
@@ -398,6 +441,9 @@ impl Ledger {
         let told = m.tracked && !self.socks[m.sock].closed;
         if told && m.outcome.is_none() {
             return Some("never ended");
+        }
+        if m.lent && m.released.is_none() {
+            return Some("has a buffer that was never released");
         }
         let arrived = !m.deliveries.is_empty() || m.dropped;
         if arrived || m.cancelled || m.may_be_lost {

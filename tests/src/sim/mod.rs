@@ -5,6 +5,7 @@
 //! replayed by its seed alone (`cargo run -p rds-tests --bin rds-sim -- --seed N --trace`).
 //!
 //! * [`net`]: TCP. [`own`]: drives a node over it. [`kernel`]: rds_tcp by its rules.
+//! * [`memory`]: of simulated programs, which the model of MSG_ZEROCOPY in [`net`] reads where it lies.
 //! * [`watch`]: reads every stream along and holds what nodes write against `docs/protocol.md`.
 //! * [`ledger`]: what became of each message, and whether that was promised.
 //! * [`plan`], [`faults`], [`traffic`]: what a seed draws. [`coverage`]: what a batch of seeds has hit.
@@ -17,6 +18,7 @@ pub mod faults;
 pub mod inbox;
 pub mod kernel;
 pub mod ledger;
+pub mod memory;
 pub mod net;
 pub mod own;
 pub mod pair;

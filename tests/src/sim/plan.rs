@@ -6,11 +6,12 @@ use std::time::Duration;
 use fastrand::Rng;
 use rds_core::proto::is_smaller;
 use rds_core::wire::Capabilities;
+use rds_core::zerocopy::{Mode, WhenFull};
 
 use super::coverage::Fault;
 use super::ctx::HostKind;
-use super::net::{MS, Nanos, SEC, Wire};
-use super::own::Temper;
+use super::net::{MS, NOTIFICATION, Nanos, SEC, Wire, ZeroCopy};
+use super::own::{Sending, Temper};
 use super::world::OwnSpec;
 
 /// One host of a plan.
@@ -128,6 +129,14 @@ impl Plan {
         if kernels && !KNOWN.kernels_connections_read_in_any_order {
             hosts.iter_mut().for_each(|h| h.temper.reverse = 0);
         }
+        for f in &mut faults {
+            // While it stands still, resets make several connections of a kernel wait to be accepted.
+            let known =
+                KNOWN.kernels_connections_read_in_any_order || !kernels || hosts[f.host].kind.is_kernel();
+            if f.kind == Fault::NeverReads && !known {
+                (f.kind, f.until) = (Fault::Freeze, f.until.min(f.at + 10 * SEC));
+            }
+        }
         if faults.iter().any(|f| TAKES_ALL_LANES.contains(&f.kind)) {
             // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.
             hosts.iter_mut().filter(|h| h.kind.is_kernel()).for_each(|h| h.spec.ping_enable = true);
@@ -211,6 +220,32 @@ impl Plan {
             ping_enable: rng.u8(..) >= 40,
             max_handshakes: pick(rng, &[16, 32, 256]),
             max_peers: 64,
+            sending: Self::draw_sending(rng),
+        }
+    }
+
+    fn draw_sending(rng: &mut Rng) -> Sending {
+        let kernel = ZeroCopy {
+            memlock: pick(rng, &[None, None, Some(8 << 20), Some(256 << 10), Some(64 << 10), Some(0)]),
+            optmem: pick(rng, &[131_072, 131_072, 20_480, 4096, 2048, 512]),
+            notification: pick(rng, &[NOTIFICATION, NOTIFICATION, 2 * NOTIFICATION]),
+            copies: pick(rng, &[0, 20, 128, 255]),
+            late: pick(rng, &[0, MS, 50 * MS, SEC]),
+            keeps: 30,
+            device: pick(rng, &[0, 0, MS, SEC]),
+            joins: pick(rng, &[0, 60, 200]),
+            prompt: pick(rng, &[0, 30, 200]),
+            reset: pick(rng, &[0, 0, 1]),
+            first_call: match rng.u8(0..3) {
+                0 => 0u32.wrapping_sub(rng.u32(1..40)),
+                _ => 0,
+            },
+        };
+        Sending {
+            mode: pick(rng, &[Mode::Off, Mode::On, Mode::On, Mode::Auto]),
+            when_full: pick(rng, &[WhenFull::Copy, WhenFull::Copy, WhenFull::Wait, WhenFull::Error]),
+            lends: 180,
+            kernel,
         }
     }
 
@@ -243,6 +278,8 @@ impl Plan {
                 let at = rng.u64(calm_at / 20..calm_at * 9 / 10);
                 let lasts = match kind {
                     Fault::CutShort | Fault::Refuse => rng.u64(SEC / 10..8 * SEC),
+                    Fault::NeverReads => rng.u64(40 * SEC..80 * SEC),
+                    Fault::Memlock => rng.u64(SEC / 10..20 * SEC),
                     Fault::CutLong => rng.u64(35 * SEC..60 * SEC),
                     Fault::Restart | Fault::ClockBack => rng.u64(MS..3 * SEC),
                     Fault::Goodbye => rng.u64(SEC..5 * SEC),

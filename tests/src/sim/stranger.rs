@@ -81,7 +81,7 @@ impl Stranger {
                         self.pending.push_back(Notice::Readable(end));
                     }
                 }
-                Notice::Writable(_) => {}
+                Notice::Writable(_) | Notice::Errors(_) => {}
             }
         }
         false

@@ -10,7 +10,7 @@ use rds_core::wire::Capabilities;
 use super::ctx::{Ctx, Fact, HostKind};
 use super::kernel::{KernelHost, Refusal};
 use super::net::{Event, MS, Nanos, Net, Notice, SEC, Wire};
-use super::own::{OwnHost, Temper};
+use super::own::{OwnHost, Sending, Temper};
 use super::stranger::Stranger;
 
 /// Milliseconds of the wall clock at the start of every simulation.
@@ -51,6 +51,8 @@ pub struct OwnSpec {
     pub max_handshakes: usize,
     /// See [`Config::max_peers`].
     pub max_peers: usize,
+    /// How it sends without copies.
+    pub sending: Sending,
 }
 
 impl Default for OwnSpec {
@@ -68,6 +70,7 @@ impl Default for OwnSpec {
             ping_enable: c.ping_enable,
             max_handshakes: c.max_handshakes,
             max_peers: c.max_peers,
+            sending: Sending::default(),
         }
     }
 }
@@ -172,7 +175,7 @@ impl World {
                 config.max_peers = spec.max_peers;
                 config.first_sequence = Config::first_sequence_at(EPOCH_MS + self.cx.now / MS - clock_back);
                 config.seed = self.cx.rng.u64(..);
-                own.start(&mut self.cx, config);
+                own.start(&mut self.cx, config, spec.sending);
             }
             Host::Kernel(kernel) => kernel.start(&mut self.cx, generation),
             Host::Stranger(_) => {}
@@ -255,7 +258,9 @@ impl World {
                 Host::Kernel(h) => &mut h.pending,
                 Host::Stranger(h) => &mut h.pending,
             };
-            if !matches!(notice, Notice::Readable(_) | Notice::Writable(_)) || !pending.contains(&notice) {
+            if !matches!(notice, Notice::Readable(_) | Notice::Writable(_) | Notice::Errors(_))
+                || !pending.contains(&notice)
+            {
                 pending.push_back(notice);
             }
             self.kick(host);
@@ -296,6 +301,14 @@ impl World {
         }
         self.cx.now = at;
         self.cx.seen.events += 1;
+        let step = self.handle(at, event);
+        if let Some(broken) = self.cx.net.broken.take() {
+            self.cx.fail(broken);
+        }
+        step
+    }
+
+    fn handle(&mut self, at: Nanos, event: Event) -> Step {
         match event {
             Event::Net(event) => {
                 self.cx.net.happen(at, event);

@@ -215,6 +215,7 @@ impl KernelHost {
                     }
                 }
                 Notice::Readable(end) => self.readable(cx, end),
+                Notice::Errors(_) => {}
                 Notice::Writable(end) => {
                     if let Some(&(peer, index)) = self.by_end.get(&end) {
                         self.drop_acked(cx, peer, index);

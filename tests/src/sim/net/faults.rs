@@ -12,9 +12,8 @@ impl Net {
                 if self.half(end).host == host && self.half(end).phase != Phase::Gone {
                     let half = self.half_mut(end);
                     half.phase = Phase::Gone;
-                    half.unsent.clear();
-                    half.flight.clear();
                     half.buffer.clear();
+                    self.drop_queue(now, end);
                     self.watch_over(now, end.peer());
                 }
             }
@@ -35,7 +34,7 @@ impl Net {
                     if self.half(end).phase == Phase::Queued {
                         self.abort(now, end)
                     } else {
-                        self.close(now, end)
+                        self.let_close(now, end)
                     }
                 }
             }
@@ -72,7 +71,7 @@ impl Net {
 
     /// A RST appears out of nowhere at one end; the other is not told.
     pub fn inject_rst(&mut self, now: Nanos, end: End) {
-        self.on_rst(end);
+        self.on_rst(now, end);
         self.watch_over(now, end.peer());
     }
 
@@ -82,11 +81,14 @@ impl Net {
             return;
         }
         let (received, edge) = (half.received, half.read + half.receive_buffer);
+        let mut again = 0;
         while let Some((start, piece)) = half.flight.pop_back() {
+            again += if piece.call().is_some() { piece.len() as u64 } else { 0 };
             half.unsent.push_front(piece);
             half.sent = start;
         }
         half.fin_sent = false;
+        self.met.again += again;
         self.send(now, end.peer(), || NetEvent::Ack(end.peer(), received, edge));
         self.pump(now, end);
     }

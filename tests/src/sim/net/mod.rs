@@ -12,10 +12,17 @@ use std::net::IpAddr;
 use rds_core::buffer::Chunk;
 
 mod faults;
+mod part;
 mod queue;
 mod stack;
+mod zerocopy;
 
 pub use queue::{Event, NetEvent, Queue};
+pub use zerocopy::{Met, NOTIFICATION, PAGE, Record, Refused, Ticket, ZeroCopy};
+
+use super::memory::Memory;
+use part::Part;
+use zerocopy::Calls;
 
 /// Nanoseconds of virtual time.
 pub type Nanos = u64;
@@ -54,6 +61,8 @@ pub enum Notice {
     Readable(End),
     /// Bytes were acknowledged; there may be room.
     Writable(End),
+    /// Something came into the error queue.
+    Errors(End),
 }
 
 /// How an end stands with its owner.
@@ -65,6 +74,8 @@ pub enum Phase {
     Queued,
     /// Established and owned.
     Open,
+    /// Disconnected: nothing is left of the connection but its descriptor and the error queue.
+    Unconnected,
     /// Closed by its owner; the stack still delivers what was written.
     Orphan,
     /// Nothing is known of it any more.
@@ -98,8 +109,9 @@ struct Half {
     host: usize,
     phase: Phase,
     // Sending.
-    unsent: VecDeque<Chunk>,
-    flight: VecDeque<(u64, Chunk)>,
+    unsent: VecDeque<Part>,
+    flight: VecDeque<(u64, Part)>,
+    calls: Calls,
     written: u64,
     sent: u64,
     acked: u64,
@@ -126,6 +138,7 @@ impl Half {
             phase,
             unsent: VecDeque::new(),
             flight: VecDeque::new(),
+            calls: Calls::default(),
             written: 0,
             sent: 0,
             acked: 0,
@@ -145,6 +158,11 @@ impl Half {
         }
     }
 
+    /// Bytes that the send buffer takes.
+    fn room(&self) -> usize {
+        self.send_buffer.saturating_sub(self.written - self.acked) as usize
+    }
+
     fn established(&self) -> bool {
         matches!(self.phase, Phase::Queued | Phase::Open | Phase::Orphan) && self.failure.is_none()
     }
@@ -162,6 +180,11 @@ struct HostNet {
     powered: bool,
     listening: bool,
     next_port: u16,
+    zero_copy: ZeroCopy,
+    /// Pages that calls with MSG_ZEROCOPY have pinned.
+    pinned: u64,
+    /// Pages that another process of the same user has locked.
+    locked_elsewhere: u64,
 }
 
 /// Buffers and delays of the connections that are made from now on.
@@ -186,6 +209,14 @@ pub struct Net {
     pub notices: Vec<(usize, Notice)>,
     /// Delays and buffers.
     pub wire: Wire,
+    /// Memory of all programs.
+    pub memory: Memory,
+    /// What of MSG_ZEROCOPY was met.
+    pub met: Met,
+    /// A promise that an owner broke.
+    pub broken: Option<String>,
+    /// Notifications are not late at the moment.
+    prompt: bool,
     rng: fastrand::Rng,
     links: Vec<Link>,
     hosts: Vec<HostNet>,
@@ -206,6 +237,10 @@ impl Net {
             queue: Queue::default(),
             notices: Vec::new(),
             wire,
+            memory: Memory::default(),
+            met: Met::default(),
+            broken: None,
+            prompt: false,
             rng,
             links: Vec::new(),
             hosts: Vec::new(),
@@ -215,7 +250,15 @@ impl Net {
 
     /// Adds a host, with its listener open; hosts are numbered from 0.
     pub fn add_host(&mut self, address: IpAddr) {
-        self.hosts.push(HostNet { address, powered: true, listening: true, next_port: 4096 });
+        self.hosts.push(HostNet {
+            address,
+            powered: true,
+            listening: true,
+            next_port: 4096,
+            zero_copy: ZeroCopy::default(),
+            pinned: 0,
+            locked_elsewhere: 0,
+        });
     }
 
     /// Whose end that is.
@@ -296,6 +339,12 @@ impl Net {
         !half.buffer.is_empty() || half.eof || half.failure.is_some()
     }
 
+    /// Whether the connection failed.
+    #[must_use]
+    pub fn is_failed(&self, end: End) -> bool {
+        self.half(end).failure.is_some()
+    }
+
     /// Whether FIN came, or the connection failed.
     #[must_use]
     pub fn has_ended(&self, end: End) -> bool {
@@ -372,17 +421,24 @@ impl Net {
 
     /// Writes from `pieces`, at most `most` bytes and what fits. Returns how many.
     pub fn write(&mut self, now: Nanos, end: End, pieces: &[Chunk], most: usize) -> usize {
-        let half = self.half_mut(end);
+        let half = &mut self.links[end.link].ends[end.side];
         if half.phase != Phase::Open || half.failure.is_some() || half.fin {
             return 0;
         }
-        let room = half.send_buffer.saturating_sub(half.written - half.acked) as usize;
-        let total = room.min(most);
+        let total = half.room().min(most);
         let mut left = total;
         for piece in pieces {
             let n = piece.len().min(left);
             if n > 0 {
-                half.unsent.push_back(piece.slice(0..n));
+                // A copy where the owner can tell.
+                let bytes = match self.memory.find(piece) {
+                    Some((life, _)) => {
+                        life.mark_copied();
+                        piece[..n].to_vec().into()
+                    }
+                    None => piece.slice(0..n),
+                };
+                half.unsent.push_back(Part::Copied(bytes));
             }
             left -= n;
         }
@@ -433,10 +489,24 @@ impl Net {
 
     /// Closes: with unread bytes a RST, otherwise what was written goes out, then FIN.
     pub fn close(&mut self, now: Nanos, end: End) {
+        let calls = self.calls(end);
+        if calls > 0 && matches!(self.phase(end), Phase::Open | Phase::Unconnected) {
+            let host = self.half(end).host;
+            self.promise(Err(format!(
+                "host {host} closes connection {} with {calls} notifications of MSG_ZEROCOPY not read",
+                end.link
+            )));
+        }
+        self.let_close(now, end);
+    }
+
+    /// As the kernel closes what a process leaves behind.
+    fn let_close(&mut self, now: Nanos, end: End) {
         let half = self.half_mut(end);
+        half.calls.forget_errors();
         match half.phase {
             Phase::Gone | Phase::Orphan => {}
-            Phase::Connecting => half.phase = Phase::Gone,
+            Phase::Connecting | Phase::Unconnected => half.phase = Phase::Gone,
             Phase::Queued | Phase::Open if half.failure.is_some() => half.phase = Phase::Gone,
             Phase::Queued | Phase::Open if !half.buffer.is_empty() => self.abort(now, end),
             Phase::Queued | Phase::Open => {
@@ -452,9 +522,8 @@ impl Net {
         let was_up = self.half(end).established();
         let half = self.half_mut(end);
         half.phase = Phase::Gone;
-        half.unsent.clear();
-        half.flight.clear();
         half.buffer.clear();
+        self.drop_queue(now, end);
         if was_up {
             self.reply_rst(now, end);
         }

@@ -37,6 +37,8 @@ pub enum NetEvent {
     Ack(End, u64, u64),
     /// A reset arrives at this end.
     Rst(End),
+    /// The call with MSG_ZEROCOPY of this serial number is over.
+    Notify(End, u64),
     /// This end's keepalive or retransmission timer fires, the `u32`th time without an answer.
     Probe(End, u32),
 }

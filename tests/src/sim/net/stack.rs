@@ -26,13 +26,15 @@ impl Net {
                 return;
             }
             let piece = front.split_to(front.len().min(most));
-            if front.is_empty() {
+            if front.len() == 0 {
                 half.unsent.pop_front();
             }
             let start = half.sent;
             half.sent += piece.len() as u64;
-            half.flight.push_back((start, piece.clone()));
-            self.send(now, end.peer(), || NetEvent::Segment(end.peer(), start, piece));
+            let (bytes, same) = piece.bytes();
+            half.flight.push_back((start, piece));
+            self.promise(same);
+            self.send(now, end.peer(), || NetEvent::Segment(end.peer(), start, bytes));
         }
         let half = self.half_mut(end);
         if half.fin && !half.fin_sent {
@@ -46,11 +48,14 @@ impl Net {
         self.send(now, from.peer(), || NetEvent::Rst(from.peer()));
     }
 
-    pub(super) fn on_rst(&mut self, end: End) {
+    pub(super) fn on_rst(&mut self, now: Nanos, end: End) {
         let half = self.half_mut(end);
         match half.phase {
-            Phase::Gone => {}
-            Phase::Orphan => half.phase = Phase::Gone,
+            Phase::Gone | Phase::Unconnected => {}
+            Phase::Orphan => {
+                half.phase = Phase::Gone;
+                self.drop_queue(now, end);
+            }
             Phase::Queued => half.failure = Some(Failure::Reset),
             Phase::Connecting => {
                 self.tell(end, Notice::Failed);
@@ -58,8 +63,7 @@ impl Net {
             }
             Phase::Open => {
                 half.failure = Some(Failure::Reset);
-                half.unsent.clear();
-                half.flight.clear();
+                self.met.reset += self.drop_queue(now, end);
                 self.tell(end, Notice::Readable);
             }
         }
@@ -79,7 +83,7 @@ impl Net {
                         self.half_mut(end).phase = Phase::Open;
                         self.tell(end, Notice::Connected);
                     } else {
-                        self.on_rst(end);
+                        self.on_rst(now, end);
                     }
                 } else if self.half(end).phase == Phase::Gone {
                     self.reply_rst(now, end);
@@ -103,26 +107,14 @@ impl Net {
                 }
             }
             NetEvent::Ack(end, received, edge) => {
-                if !self.reachable(end.link) {
-                    return;
+                if self.reachable(end.link) {
+                    self.on_ack(now, end, received, edge);
                 }
-                let half = self.half_mut(end);
-                if !half.established() {
-                    return;
-                }
-                half.edge = half.edge.max(edge);
-                if received > half.acked {
-                    half.acked = received;
-                    while half.flight.front().is_some_and(|(start, p)| start + p.len() as u64 <= received) {
-                        half.flight.pop_front();
-                    }
-                    self.tell(end, Notice::Writable);
-                }
-                self.pump(now, end);
             }
+            NetEvent::Notify(end, call) => self.notify(end, call),
             NetEvent::Rst(end) => {
                 if self.reachable(end.link) {
-                    self.on_rst(end);
+                    self.on_rst(now, end);
                 } else {
                     self.watch_over(now, end);
                 }
@@ -162,7 +154,10 @@ impl Net {
         let half = self.half_mut(end);
         if !half.established() || half.phase == Phase::Orphan {
             // Nobody will read it: the stack says so.
-            half.phase = if half.phase == Phase::Orphan { Phase::Gone } else { half.phase };
+            if half.phase == Phase::Orphan {
+                half.phase = Phase::Gone;
+                self.drop_queue(now, end);
+            }
             self.reply_rst(now, end);
             return;
         }
@@ -182,6 +177,32 @@ impl Net {
         self.send(now, end.peer(), || NetEvent::Ack(end.peer(), received, edge));
     }
 
+    pub(super) fn on_ack(&mut self, now: Nanos, end: End, received: u64, edge: u64) {
+        let half = self.half_mut(end);
+        if !half.established() {
+            return;
+        }
+        half.edge = half.edge.max(edge);
+        if received > half.acked {
+            half.acked = received;
+            loop {
+                let half = self.half_mut(end);
+                match half.flight.front() {
+                    Some((start, part)) if start + part.len() as u64 <= received => {
+                        let (call, len) = (part.call(), part.len());
+                        half.flight.pop_front();
+                        if let Some(call) = call {
+                            self.acknowledged(now, end, call, len);
+                        }
+                    }
+                    _ => break,
+                }
+            }
+            self.tell(end, Notice::Writable);
+        }
+        self.pump(now, end);
+    }
+
     pub(super) fn on_probe(&mut self, now: Nanos, end: End, count: u32) {
         let reachable = self.reachable(end.link);
         let peer_alive = self.half(end.peer()).established();
@@ -190,16 +211,16 @@ impl Net {
             half.probing = false;
         } else if reachable {
             half.probing = false;
-            self.on_rst(end);
+            self.on_rst(now, end);
         } else if count >= PROBES {
             half.probing = false;
             if half.phase == Phase::Open {
                 half.failure = Some(Failure::TimedOut);
-                half.unsent.clear();
-                half.flight.clear();
+                self.met.reset += self.drop_queue(now, end);
                 self.tell(end, Notice::Readable);
             } else {
                 half.phase = Phase::Gone;
+                self.drop_queue(now, end);
             }
         } else {
             self.queue.push(now + PROBE_EVERY, Event::Net(NetEvent::Probe(end, count + 1)));

@@ -1,6 +1,7 @@
 //! Drives one real [`Node`] over the model of TCP, as an engine would, but at the whim of a seed.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 use rds_core::buffer::Chunk;
 use rds_core::proto::{Config, ConnId, DropReason, Node, Time};
@@ -12,8 +13,14 @@ use super::net::{End, Nanos, Notice, SEC};
 use super::watch;
 
 mod output;
+mod pinned;
 mod programs;
 mod read;
+mod release;
+
+pub use pinned::Sending;
+use pinned::{Path, Pins};
+pub use release::PIN_LIMIT;
 
 /// How long a connection that ends in an orderly way may take to do so.
 const ORDERLY_DEADLINE: Nanos = 2 * SEC;
@@ -23,9 +30,10 @@ const STEPS_PER_RUN: u32 = 50_000;
 const RUNS_PER_SECOND: u32 = 20_000;
 
 /// A connection of the node's, as its driver keeps it.
-#[derive(Debug)]
 struct Conn {
     end: End,
+    /// How it is written.
+    path: Rc<Path>,
     /// Its node knows that it is established.
     stands: bool,
     peer: usize,
@@ -42,11 +50,10 @@ struct Conn {
 }
 
 /// Bytes that a writer took and has not written yet.
-#[derive(Debug)]
 struct Held {
     at: Nanos,
     conn: ConnId,
-    end: End,
+    path: Rc<Path>,
     pieces: Vec<Chunk>,
     total: usize,
 }
@@ -90,6 +97,7 @@ pub struct OwnHost {
     runs: (Nanos, u32),
     knocked: std::collections::BTreeSet<usize>,
     pressed: bool,
+    pins: Pins,
 }
 
 fn time(now: Nanos) -> Time {
@@ -114,11 +122,14 @@ impl OwnHost {
             runs: (0, 0),
             knocked: std::collections::BTreeSet::new(),
             pressed: false,
+            pins: Pins::new(Sending::default()),
         }
     }
 
     /// Starts an incarnation.
-    pub fn start(&mut self, cx: &mut Ctx, config: Config) {
+    pub fn start(&mut self, cx: &mut Ctx, config: Config, sending: Sending) {
+        self.pins = Pins::new(sending);
+        cx.net.set_zero_copy(self.index, sending.kernel);
         let fact = &mut cx.facts[self.index];
         fact.incarnation += 1;
         fact.lanes = config.lanes;
@@ -137,6 +148,11 @@ impl OwnHost {
 
     /// Forgets everything; the net is told by the caller.
     pub fn stop(&mut self, cx: &mut Ctx) {
+        self.hear(cx);
+        // What the kernel still sends stays as it is.
+        self.pins.process.die();
+        cx.net.memory.forget_process(&self.pins.process);
+        self.pins = Pins::new(Sending::default());
         self.node = None;
         self.sockets = Sockets::default();
         self.conns.clear();
@@ -160,7 +176,7 @@ impl OwnHost {
         let node = self.node.as_ref()?.next_timeout().map(Time::as_nanos);
         let held = self.held.iter().map(|h| h.at).min();
         let orderly = self.conns.values().filter_map(|c| c.orderly).min();
-        [node, held, orderly].into_iter().flatten().min()
+        [node, held, orderly, self.next_look()].into_iter().flatten().min()
     }
 
     /// Runs the host once: notices, timers, output, and what an engine does before it sleeps.
@@ -184,6 +200,7 @@ impl OwnHost {
         // What lies in buffers comes before what a clock says: a process may have stood still.
         let late = self.notices(cx);
         self.orderly_deadlines(cx);
+        self.end_overdue(cx);
         if let Some(node) = self.node.as_mut()
             && node.next_timeout().is_some_and(|t| t <= time(cx.now))
         {
@@ -245,6 +262,7 @@ impl OwnHost {
                         later.push_back(notice);
                     }
                 }
+                Notice::Errors(end) => self.reap(cx, end),
                 Notice::Writable(end) => {
                     if let Some(&conn) = self.by_end.get(&end) {
                         let c = self.conns.get_mut(&conn).expect("both tables agree");
@@ -299,6 +317,7 @@ impl OwnHost {
         let c = Conn {
             stands: end.side == 1,
             end,
+            path: self.pins.path(end),
             peer,
             rest: Vec::new(),
             stopped: false,
@@ -316,6 +335,7 @@ impl OwnHost {
 
     /// What must hold whenever the node is at rest.
     fn invariants(&mut self, cx: &mut Ctx) {
+        self.pin_invariants(cx);
         let Some(node) = self.node.as_ref() else { return };
         let config = node.config();
         let queued: u64 = self

@@ -1,14 +1,16 @@
 //! Doing what the node wants done: connections, and bytes to be written.
 
 use std::net::IpAddr;
+use std::rc::Rc;
 
 use rds_core::buffer::Chunk;
 use rds_core::proto::{Action, CloseMode, ConnId, DropReason};
+use rds_core::zerocopy::writer::Stop;
 
-use super::{Held, ORDERLY_DEADLINE, OwnHost, STEPS_PER_RUN, time};
+use super::{Held, ORDERLY_DEADLINE, OwnHost, Path, STEPS_PER_RUN, time};
 use crate::sim::coverage::Seen;
 use crate::sim::ctx::{Ctx, HostKind};
-use crate::sim::net::{End, MS, Notice};
+use crate::sim::net::{MS, Notice};
 use crate::sim::watch;
 
 impl OwnHost {
@@ -32,6 +34,7 @@ impl OwnHost {
             } else if let Some(conn) = node.poll_transmit() {
                 if self.transmit(cx, conn) { idle = 0 } else { idle += 1 }
             } else {
+                self.hear(cx);
                 return;
             }
         }
@@ -171,7 +174,7 @@ impl OwnHost {
         match mode {
             CloseMode::Now => {
                 let c = self.forget(conn).expect("found above");
-                cx.net.close(cx.now, c.end);
+                self.end_socket(cx, c.path);
             }
             CloseMode::Orderly => {
                 if c.orderly.is_none() {
@@ -200,7 +203,7 @@ impl OwnHost {
         for conn in due {
             if let Some(c) = self.forget(conn) {
                 let unacked = cx.net.unacked(c.end);
-                cx.net.close(cx.now, c.end);
+                self.end_socket(cx, c.path);
                 self.node.as_mut().expect("runs only while it is up").closed(
                     time(cx.now),
                     conn,
@@ -217,7 +220,14 @@ impl OwnHost {
             cx.fail(format!("host {} wants to transmit on a connection that is closed", self.index));
             return false;
         };
-        let most = if cx.chance(64) { cx.rng.usize(1..4096) } else { 256 << 10 };
+        let most = if cx.chance(64) {
+            cx.rng.usize(1..4096)
+        } else if c.path.writer.borrow().pinned() {
+            // So that the header of the next message is there to ride along.
+            1280 << 10
+        } else {
+            256 << 10
+        };
         let mut pieces = Vec::new();
         let node = self.node.as_mut().expect("it transmits");
         let total = node.begin_transmit(conn, most, &mut pieces);
@@ -232,36 +242,37 @@ impl OwnHost {
             cx.fail(format!("host {} transmits on a connection that it has closed", self.index));
             return false;
         }
-        let end = c.end;
+        let path = Rc::clone(&c.path);
         if cx.chance(self.temper.hold) {
             c.writing = true;
             let at = cx.now + cx.rng.u64(1..20 * MS);
-            self.held.push(Held { at, conn, end, pieces, total });
+            self.held.push(Held { at, conn, path, pieces, total });
         } else {
-            self.write(cx, conn, end, &pieces, total);
+            self.write(cx, conn, &path, pieces, total);
         }
         true
     }
 
-    pub(super) fn write(&mut self, cx: &mut Ctx, conn: ConnId, end: End, pieces: &[Chunk], total: usize) {
+    fn write(&mut self, cx: &mut Ctx, conn: ConnId, path: &Rc<Path>, mut pieces: Vec<Chunk>, total: usize) {
+        let end = path.end;
         let most = if cx.chance(self.temper.partial) { cx.rng.usize(0..=total) } else { total };
         let alive = self.conns.get(&conn).is_some_and(|c| c.end == end);
-        let written = if alive { cx.net.write(cx.now, end, pieces, most) } else { 0 };
+        // A writer that comes back to a connection that was closed meanwhile finds it broken.
+        let wrote = path.write(cx, &mut pieces, most);
+        drop(pieces);
+        let written = wrote.bytes;
         if written < total {
             cx.see(Seen::PartialWrite);
         }
-        let mut left = written;
-        for piece in pieces {
-            let n = piece.len().min(left);
-            let result = watch::written(cx, end, &piece[..n]);
-            cx.check(result);
-            left -= n;
+        if !alive && written > 0 {
+            cx.fail(format!("host {} writes to a connection that it has closed", self.index));
         }
         cx.digest((end.link as u64) << 32 | written as u64);
         cx.tell(|| {
             format!("host {} writes {written} of {total} bytes to connection {}", self.index, end.link)
         });
-        let blocked = written < most || !alive || (written < total && !cx.net.has_room(end));
+        let starved = wrote.stop == Some(Stop::NoMemory);
+        let blocked = starved || written < most || !alive || (written < total && !cx.net.has_room(end));
         if let Some(c) = self.conns.get_mut(&conn) {
             c.blocked = blocked;
             c.writing = false;
@@ -275,12 +286,17 @@ impl OwnHost {
         if blocked && alive && cx.net.has_room(end) {
             self.pending.push_back(Notice::Writable(end));
         }
+        if path.was_closed.get() && alive {
+            // Another thread has closed it meanwhile.
+            self.give_up(cx, conn);
+        }
+        self.hear(cx);
     }
 
     pub(super) fn finish_held(&mut self, cx: &mut Ctx) {
         while let Some(i) = self.held.iter().position(|h| h.at <= cx.now) {
             let held = self.held.remove(i);
-            self.write(cx, held.conn, held.end, &held.pieces, held.total);
+            self.write(cx, held.conn, &held.path, held.pieces, held.total);
             self.output(cx);
         }
     }

@@ -1,9 +1,11 @@
 //! What programs do on a host with a real node.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use rds_core::info::Counter;
 use rds_core::proto::{BindError, Payload, SendError, SocketId, Token};
+use rds_core::zerocopy::Share;
 
 use super::{OwnHost, time};
 use crate::sim::coverage::Seen;
@@ -21,7 +23,9 @@ impl OwnHost {
                     cx.fail(format!("host {} binds {bound} where {port} was asked for", self.index));
                 }
                 let book = cx.ledger.add_sock(exact);
-                self.sockets.map.insert(id, Socket::new(bound, book));
+                self.sockets
+                    .map
+                    .insert(id, Socket::new(bound, book, Arc::new(Share::new(&self.pins.budget))));
                 Some(id)
             }
             Err(BindError::ShuttingDown) => None,
@@ -59,7 +63,14 @@ impl OwnHost {
         let destination = SocketAddr::new(cx.net.address_of(dst), dport);
         let token = tracked.then_some(Token(number as u64));
         let (owned, pieces);
+        let lends = self.pins.sending.lends;
+        let lent = lends == 255 || cx.chance(if len < 4096 { lends / 3 } else { lends });
+        let told = lent && (lends == 255 || cx.rng.u8(0..8) > 0);
         let payload = match cx.rng.u8(0..3) {
+            _ if lent => match self.pins.lend(cx, &s.share, number, bytes, told) {
+                Some(chunk) => Payload::Owned(chunk),
+                None => return Err(None),
+            },
             0 => Payload::Copy(&bytes),
             1 => {
                 owned = bytes.split_at(cx.rng.usize(0..=len));
@@ -85,6 +96,7 @@ impl OwnHost {
                 let (book, port) = (s.book, s.port);
                 let got =
                     cx.ledger.accepted(cx.now, &cx.facts, self.index, book, port, dst, dport, len, tracked);
+                cx.ledger.messages[got].lent = told;
                 cx.tell(|| {
                     format!(
                         "host {} port {port} sends message {got} to {destination}, {len} bytes",
@@ -139,7 +151,13 @@ impl OwnHost {
                     }
                     _ => {}
                 }
-                Err(Some(rejected.error))
+                let error = rejected.error;
+                if let Payload::Owned(chunk) = rejected.payload
+                    && chunk.reclaim().is_none()
+                {
+                    cx.fail(format!("host {} gives a payload back that it has kept", self.index));
+                }
+                Err(Some(error))
             }
         };
         self.output(cx);

@@ -79,12 +79,12 @@ impl OwnHost {
         if c.orderly.is_some() {
             cx.see(Seen::OrderlyClose);
         }
-        self.forget(conn);
+        let Some(c) = self.forget(conn) else { return false };
         let unacked = cx.net.unacked(end);
         cx.tell(|| {
             format!("host {} finds connection {} ended: {read:?}, {unacked} unacked", self.index, end.link)
         });
-        cx.net.close(cx.now, end);
+        self.end_socket(cx, c.path);
         self.node.as_mut().expect("runs only while it is up").closed(time(cx.now), conn, Some(unacked));
         self.output(cx);
         false
