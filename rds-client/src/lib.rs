@@ -133,7 +133,9 @@ impl NodeBuilder {
         self
     }
 
-    /// What happens to a message that the pin limit has no room for. Default: it is copied.
+    /// What happens to a payload handed over ([`Socket::send_owned`], [`Socket::send_detached`]) that the pin limit has no room for.
+    /// Default: it is copied. With [`WhenFull::Wait`] the `try_` forms return [`TrySendError::Full`], of which
+    /// [`Socket::writable_fd`] knows nothing: there will be room after a [`Completion::Released`].
     #[must_use]
     pub fn when_pins_full(mut self, what: WhenFull) -> Self {
         self.options.zero_copy.when_full = what;

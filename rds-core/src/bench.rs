@@ -74,7 +74,7 @@ impl Pair {
         let _ = socket.set_tcp_congestion(b"cubic");
         let sender = TcpStream::from(socket);
         let (receiver, _) = listener.accept()?;
-        if !zerocopy::enable(sender.as_fd())? || send_mss(sender.as_fd())? as usize % page != 0 {
+        if !zerocopy::enable(sender.as_fd())? || !(send_mss(sender.as_fd())? as usize).is_multiple_of(page) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         sender.set_nodelay(true)?;
@@ -175,7 +175,8 @@ impl Pair {
             match zerocopy::send_pinned(self.sender.as_fd(), pieces, ending, &mut self.gather) {
                 Ok((mut taken, held)) => {
                     // One thread: nothing was notified meanwhile.
-                    drop(self.ledger.commit(held));
+                    let early = self.ledger.commit(held);
+                    debug_assert!(early.is_none());
                     while let Some(first) = rest.first_mut() {
                         if taken < first.len() {
                             bytes::Buf::advance(first, taken);

@@ -125,3 +125,32 @@ impl Wire for SocketWire<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::engine::ZeroCopy;
+
+    #[test]
+    fn what_is_never_released_is_never_freed_and_counted() {
+        let listener = TcpListener::bind("127.31.2.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let pins = Pins::new(ZeroCopy::default(), std::time::Instant::now());
+        let pinning = Pinning::new(Arc::clone(&pins));
+        let mut wire = SocketWire { stream: &stream, pinning: &pinning, gather: &mut Gather::default() };
+        let bytes = bytes::Bytes::from(vec![1; 100]);
+        let leaked = || pins.info(std::iter::empty()).leaked_calls;
+        let before = leaked();
+        for release in [true, false] {
+            let Ok((n, loan)) = wire.pin(vec![Chunk::payload(bytes.clone())], Ending::default()) else {
+                panic!("there is room")
+            };
+            assert_eq!(n, 100);
+            if release { drop(loan.release()) } else { drop(loan) }
+        }
+        assert_eq!(leaked() - before, 1);
+        assert!(!bytes.is_unique(), "the kernel may read the second one for ever");
+    }
+}
