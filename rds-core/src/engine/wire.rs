@@ -2,8 +2,11 @@
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+
+use socket2::SockRef;
 
 use super::pins::{self, Pins};
 use crate::buffer::Chunk;
@@ -12,6 +15,9 @@ use crate::sys::cpu::thread_cpu_time;
 use crate::sys::error_queue::ErrorQueue;
 use crate::sys::zerocopy::{self, Gather};
 use crate::zerocopy::{Ending, Held, Refusal, Wire};
+
+/// With so many bytes on their way, and as many in a call, segments are not cut short: see [`Pinning::keep_whole`].
+const CROWDED: usize = 64 << 10;
 
 /// What the kernel may read. Never freed unless it is released; counted then.
 #[derive(Debug)]
@@ -40,17 +46,53 @@ pub(crate) struct Pinning {
     pub(crate) pins: Arc<Pins>,
     /// Whether the socket can, once it was asked.
     enabled: OnceLock<bool>,
+    /// The peer is an own one.
+    own_peer: AtomicBool,
+    /// TCP_NODELAY is off.
+    whole: AtomicBool,
     queue: Mutex<Option<Box<ErrorQueue>>>,
 }
 
 impl Pinning {
     pub(crate) fn new(pins: Arc<Pins>) -> Self {
-        Self { pins, enabled: OnceLock::new(), queue: Mutex::new(None) }
+        Self {
+            pins,
+            enabled: OnceLock::new(),
+            own_peer: AtomicBool::new(false),
+            whole: AtomicBool::new(false),
+            queue: Mutex::new(None),
+        }
     }
 
     /// Whether the socket may have notifications.
     pub(crate) fn is_enabled(&self) -> bool {
         self.enabled.get() == Some(&true)
+    }
+
+    /// The peer is an own one: it acknowledges what it has read before it sleeps, so TCP's acknowledgements are not delayed.
+    pub(crate) fn set_own_peer(&self) {
+        if !self.own_peer.load(Relaxed) {
+            self.own_peer.store(true, Relaxed);
+        }
+    }
+
+    /// Whether TCP may cut a segment where the peer's window ends. With TCP_NODELAY it does (`tcp_mss_split_point` in
+    /// `net/ipv4/tcp_output.c`), and what comes after the cut cannot be mapped, as pages begin elsewhere: of a peer that reads more slowly
+    /// than we send, nearly every message. Without it (Nagle's algorithm), it waits for room for whole segments, but also with
+    /// the last, short one of a message while an earlier short one is not acknowledged. So it is off only while much is on its way, whose
+    /// acknowledgements come at once.
+    fn keep_whole(&self, stream: &TcpStream, whole: bool) {
+        if self.whole.swap(whole, Relaxed) != whole
+            && let Err(error) = SockRef::from(stream).set_tcp_nodelay(!whole)
+        {
+            tracing::debug!(%error, "TCP_NODELAY");
+        }
+    }
+
+    fn is_crowded(&self, stream: &TcpStream, len: usize) -> bool {
+        self.own_peer.load(Relaxed)
+            && (len >= CROWDED || self.whole.load(Relaxed))
+            && crate::sys::unacknowledged(stream.as_fd()).is_ok_and(|bytes| bytes >= CROWDED as u64)
     }
 
     fn enable(&self, socket: BorrowedFd<'_>) -> bool {
@@ -91,6 +133,10 @@ impl Wire for SocketWire<'_> {
     }
 
     fn copy(&mut self, pieces: &[Chunk], ending: Ending) -> Result<usize, Refusal> {
+        // Unless a large payload follows at once.
+        if !ending.record {
+            self.pinning.keep_whole(self.stream, false);
+        }
         zerocopy::send(self.stream.as_fd(), pieces, ending, self.gather).map_err(|error| refusal(&error))
     }
 
@@ -98,6 +144,8 @@ impl Wire for SocketWire<'_> {
         if !self.pinning.enable(self.stream.as_fd()) {
             return Err((Refusal::Unpinnable, pieces));
         }
+        let len = pieces.iter().map(|piece| piece.len()).sum();
+        self.pinning.keep_whole(self.stream, self.pinning.is_crowded(self.stream, len));
         match zerocopy::send_pinned(self.stream.as_fd(), pieces, ending, self.gather) {
             Ok((n, held)) => Ok((n, Loan(Some(held)))),
             Err(refused) => {
