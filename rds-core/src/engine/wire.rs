@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +16,10 @@ use crate::sys::error_queue::ErrorQueue;
 use crate::sys::zerocopy::{self, Gather};
 use crate::zerocopy::{Ending, Held, Refusal, Wire};
 
-/// With so many bytes on their way, and as many in a call, segments are not cut short: see [`Pinning::keep_whole`].
-const CROWDED: usize = 64 << 10;
+/// From this length on payloads are kept whole: see [`Pinning::keep_whole`].
+const LARGE: u64 = 64 << 10;
+/// The window is looked at once in so many calls while it was more than wide enough.
+const LOOK: u32 = 16;
 
 /// What the kernel may read. Never freed unless it is released; counted then.
 #[derive(Debug)]
@@ -50,6 +52,9 @@ pub(crate) struct Pinning {
     own_peer: AtomicBool,
     /// TCP_NODELAY is off.
     whole: AtomicBool,
+    /// The peer's window when it was looked at last, and calls since.
+    window: AtomicU32,
+    looked: AtomicU32,
     queue: Mutex<Option<Box<ErrorQueue>>>,
 }
 
@@ -60,6 +65,8 @@ impl Pinning {
             enabled: OnceLock::new(),
             own_peer: AtomicBool::new(false),
             whole: AtomicBool::new(false),
+            window: AtomicU32::new(0),
+            looked: AtomicU32::new(0),
             queue: Mutex::new(None),
         }
     }
@@ -76,23 +83,35 @@ impl Pinning {
         }
     }
 
-    /// Whether TCP may cut a segment where the peer's window ends. With TCP_NODELAY it does (`tcp_mss_split_point` in
-    /// `net/ipv4/tcp_output.c`), and what comes after the cut cannot be mapped, as pages begin elsewhere: of a peer that reads more slowly
-    /// than we send, nearly every message. Without it (Nagle's algorithm), it waits for room for whole segments, but also with
-    /// the last, short one of a message while an earlier short one is not acknowledged. So it is off only while much is on its way, whose
-    /// acknowledgements come at once.
-    fn keep_whole(&self, stream: &TcpStream, whole: bool) {
-        if self.whole.swap(whole, Relaxed) != whole
-            && let Err(error) = SockRef::from(stream).set_tcp_nodelay(!whole)
-        {
-            tracing::debug!(%error, "TCP_NODELAY");
+    /// Before a call of `len` bytes: has TCP keep segments whole, or send at once what it can.
+    ///
+    /// With TCP_NODELAY it cuts a segment where the peer's window ends (`tcp_mss_split_point` in `net/ipv4/tcp_output.c`), and what comes
+    /// after the cut cannot be mapped, as pages begin elsewhere: of a peer that reads more slowly than we send, nearly every
+    /// message. Without it (Nagle's algorithm) it waits for room for whole segments, but holds back a message's last, short segment while
+    /// an earlier short one is not acknowledged. So that is for large payloads beyond the peer's window only, which have to wait
+    /// anyway, and towards own peers: they acknowledge all they have read before they sleep, so TCP's acknowledgements are not late.
+    fn keep_whole(&self, stream: &TcpStream, len: u64) {
+        let was = self.whole.load(Relaxed);
+        let whole = (was || len >= LARGE) && self.own_peer.load(Relaxed) && self.ends_within(stream, len);
+        if whole != was {
+            self.whole.store(whole, Relaxed);
+            if let Err(error) = SockRef::from(stream).set_tcp_nodelay(!whole) {
+                tracing::debug!(%error, "TCP_NODELAY");
+            }
         }
     }
 
-    fn is_crowded(&self, stream: &TcpStream, len: usize) -> bool {
-        self.own_peer.load(Relaxed)
-            && (len >= CROWDED || self.whole.load(Relaxed))
-            && crate::sys::unacknowledged(stream.as_fd()).is_ok_and(|bytes| bytes >= CROWDED as u64)
+    /// Whether the peer's window ends before `len` more bytes.
+    fn ends_within(&self, stream: &TcpStream, len: u64) -> bool {
+        let wanted = crate::sys::unacknowledged(stream.as_fd()).unwrap_or(0) + len;
+        let wide = wanted < u64::from(self.window.load(Relaxed) / 2);
+        if wide && !self.whole.load(Relaxed) && self.looked.fetch_add(1, Relaxed) < LOOK {
+            return false;
+        }
+        self.looked.store(0, Relaxed);
+        let window = crate::sys::send_window(stream.as_fd()).unwrap_or(0);
+        self.window.store(window, Relaxed);
+        wanted > u64::from(window)
     }
 
     fn enable(&self, socket: BorrowedFd<'_>) -> bool {
@@ -133,9 +152,9 @@ impl Wire for SocketWire<'_> {
     }
 
     fn copy(&mut self, pieces: &[Chunk], ending: Ending) -> Result<usize, Refusal> {
-        // Unless a large payload follows at once.
-        if !ending.record {
-            self.pinning.keep_whole(self.stream, false);
+        // Otherwise a large payload follows at once.
+        if !ending.record && self.pinning.whole.load(Relaxed) {
+            self.pinning.keep_whole(self.stream, pieces.iter().map(|piece| piece.len() as u64).sum());
         }
         zerocopy::send(self.stream.as_fd(), pieces, ending, self.gather).map_err(|error| refusal(&error))
     }
@@ -144,8 +163,7 @@ impl Wire for SocketWire<'_> {
         if !self.pinning.enable(self.stream.as_fd()) {
             return Err((Refusal::Unpinnable, pieces));
         }
-        let len = pieces.iter().map(|piece| piece.len()).sum();
-        self.pinning.keep_whole(self.stream, self.pinning.is_crowded(self.stream, len));
+        self.pinning.keep_whole(self.stream, pieces.iter().map(|piece| piece.len() as u64).sum());
         match zerocopy::send_pinned(self.stream.as_fd(), pieces, ending, self.gather) {
             Ok((n, held)) => Ok((n, Loan(Some(held)))),
             Err(refused) => {
