@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::IpAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rds_client::{Completion, Event, Mode, Node, NodeBuilder, Owned, Snapshot, Socket};
@@ -96,9 +96,9 @@ fn pair(addresses: [IpAddr; 2], set: impl Fn(NodeBuilder) -> NodeBuilder) -> Pai
     Pair { a, alice, b, bob }
 }
 
-/// Sends messages from alice to bob until `enough`, calling `meanwhile` with each one's number; every byte is verified, every
-/// payload released once, every message delivered once. Returns alice's node at the end, and how many messages there were.
-fn run(pair: Pair, enough: impl Fn(u64) -> bool, mut meanwhile: impl FnMut(u64)) -> (Snapshot, u64) {
+/// Sends messages from alice to bob until `enough`; every byte is verified, every payload released once, every message delivered
+/// once. Returns alice's node at the end, and how many messages there were.
+fn run(pair: Pair, enough: impl Fn(u64) -> bool) -> (Snapshot, u64) {
     let Pair { a, alice, b, bob } = pair;
     let to = bob.local_addr();
     let receiver = std::thread::spawn(move || {
@@ -132,7 +132,6 @@ fn run(pair: Pair, enough: impl Fn(u64) -> bool, mut meanwhile: impl FnMut(u64))
         alice.send_owned(store.payload(n), to).map_err(|(error, _)| error).expect("room within a minute");
         alice.completions(&mut found);
         count(&mut found);
-        meanwhile(n);
         n += 1;
     }
     alice.send_to(&[], to).expect("the end");
@@ -173,30 +172,28 @@ fn poisoned_memory_never_reaches_the_peer_however_connections_break() {
         b.listen_port(LISTEN).dial_port(DIAL).pin_hold_limit(Duration::from_millis(200))
     });
     let end = Instant::now() + Duration::from_secs(seconds());
-    let mut stalled_until = None;
-    let (snapshot, n) = run(
-        pair,
-        |_| Instant::now() > end,
-        |n| {
-            // Now and then nothing is carried, for longer than the kernel may hold what was pinned.
-            if n % 200 == 50 && stalled_until.is_none() {
-                proxy.stall(Direction::FromDialer, true);
-                proxy.stall(Direction::FromTarget, true);
-                stalled_until = Some(Instant::now() + Duration::from_millis(500));
-            }
-            // The sender blocks when its buffer is full, so this is done by whoever sends next, or by the clock below.
-            if let Some(until) = stalled_until {
-                while n % 200 == 70 && Instant::now() < until {
-                    std::thread::yield_now();
-                }
-                if Instant::now() >= until {
+    // Now and then nothing is carried, for longer than the kernel may hold what was pinned. Where the sender stands still
+    // meanwhile is no concern of whoever does that.
+    let (over, wait) = mpsc::channel::<()>();
+    let weather = std::thread::spawn(move || {
+        let pause = |ms| wait.recv_timeout(Duration::from_millis(ms)) == Err(mpsc::RecvTimeoutError::Timeout);
+        while pause(700) {
+            for stalled in [true, false] {
+                proxy.stall(Direction::FromDialer, stalled);
+                proxy.stall(Direction::FromTarget, stalled);
+                if stalled && !pause(500) {
                     proxy.stall(Direction::FromDialer, false);
                     proxy.stall(Direction::FromTarget, false);
-                    stalled_until = None;
+                    return proxy;
                 }
             }
-        },
-    );
+        }
+        proxy
+    });
+    let (snapshot, n) = run(pair, |_| Instant::now() > end);
+    drop(over);
+    let proxy = weather.join().expect("the proxy obeys");
+    println!("{n} messages, {} connections broken: {:?}", proxy.broken(), snapshot.zero_copy);
     assert!(snapshot.zero_copy.send.calls > 0 && n > 100, "{n}: {:?}", snapshot.zero_copy);
     assert!(proxy.broken() > 1, "{}", proxy.broken());
 }
@@ -212,7 +209,7 @@ fn where_the_kernel_does_not_copy_it_says_so_of_every_call() {
         let addresses = addresses.map(ip);
         addresses.iter().for_each(|address| namespace.add_address(*address));
         let Some(pass) = or_skip(XdpPass::attach(&namespace)) else { return };
-        let (snapshot, _) = namespace.run(|| run(pair(addresses, |b| b), |n| n == 1000, |_| ()));
+        let (snapshot, _) = namespace.run(|| run(pair(addresses, |b| b), |n| n == 1000));
         let send = snapshot.zero_copy.send;
         assert!(send.calls >= 700 && send.copied == 0, "{send:?}");
         pass.detach();
@@ -224,7 +221,7 @@ fn ipv6_pins_like_ipv4() {
     let Some(namespace) = or_skip(Namespace::new()) else { return };
     let addresses = ["fd00::1", "fd00::2"].map(ip);
     addresses.iter().for_each(|address| namespace.add_address(*address));
-    let (snapshot, _) = namespace.run(|| run(pair(addresses, |b| b), |n| n == 300, |_| ()));
+    let (snapshot, _) = namespace.run(|| run(pair(addresses, |b| b), |n| n == 300));
     let send = snapshot.zero_copy.send;
     assert!(send.calls >= 200 && send.copied == send.calls, "{send:?}");
     let segment = snapshot.peers[0].connections[0].zero_copy.send.as_ref().and_then(|s| s.segment);
@@ -238,7 +235,7 @@ fn a_socket_with_room_for_few_notifications_goes_on_by_copying() {
     addresses.iter().for_each(|address| namespace.add_address(*address));
     for optmem in [1024, 2048, 4096, 20480] {
         namespace.set_sysctl("core/optmem_max", &optmem.to_string()).expect("root may");
-        let (snapshot, _) = namespace.run(|| run(pair(addresses, |b| b), |n| n == 300, |_| ()));
+        let (snapshot, _) = namespace.run(|| run(pair(addresses, |b| b), |n| n == 300));
         assert_eq!(snapshot.zero_copy.optmem, optmem);
         let fallbacks = snapshot.zero_copy.send.fallbacks;
         // We count as the kernel does, or less; and it is never asked in vain for long.
@@ -248,7 +245,7 @@ fn a_socket_with_room_for_few_notifications_goes_on_by_copying() {
     namespace.set_sysctl("core/optmem_max", "131072").expect("root may");
     let pair = namespace.run(|| pair(addresses, |b| b));
     namespace.set_sysctl("core/optmem_max", "1024").expect("root may");
-    let (snapshot, _) = namespace.run(|| run(pair, |n| n == 300, |_| ()));
+    let (snapshot, _) = namespace.run(|| run(pair, |n| n == 300));
     assert!(snapshot.zero_copy.send.fallbacks.refused > 0, "{:?}", snapshot.zero_copy);
 }
 
@@ -295,7 +292,7 @@ fn as_nobody(pin_limit: Option<u64>) {
         }
     });
     let memlock = pair.a.snapshot().zero_copy.memlock.expect("no capability");
-    let (snapshot, _) = run(pair, |n| n == 500, |_| ());
+    let (snapshot, _) = run(pair, |n| n == 500);
     let info = snapshot.zero_copy;
     let _ = writeln!(std::io::stderr(), "{info:?}");
     match pin_limit {
