@@ -10,10 +10,10 @@ use rds_core::proto::Time;
 use rds_core::wire::HEADER_LEN;
 use rds_core::zerocopy::closing::Closing;
 use rds_core::zerocopy::controller::ON_MINIMUM;
-use rds_core::zerocopy::writer::{Gauge, PathSettings, Refusal};
 use rds_core::zerocopy::{
     Budget, Ending, Full, Held as HeldPieces, Limits, Mode, SendPath, Share, WhenFull, Wire, Writer, charge,
 };
+use rds_core::zerocopy::{Gauge, PathSettings, Refusal};
 
 use super::time;
 use crate::sim::coverage::Seen;
@@ -162,12 +162,7 @@ impl Path {
     }
 
     /// Writes of `batch` what TCP takes, at most `most` bytes.
-    pub(super) fn write(
-        &self,
-        cx: &mut Ctx,
-        batch: &mut [Chunk],
-        most: usize,
-    ) -> rds_core::zerocopy::writer::Wrote {
+    pub(super) fn write(&self, cx: &mut Ctx, batch: &mut [Chunk], most: usize) -> rds_core::zerocopy::Wrote {
         let mut released = Vec::new();
         let mut wire = self.wire(cx, most);
         let wrote = self.send.write(&mut self.writer.borrow_mut(), &mut wire, batch, &mut released);
