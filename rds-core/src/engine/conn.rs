@@ -176,6 +176,9 @@ impl Conn {
         if more {
             self.target = node.take_target(self.id);
         }
+        if node.peer_is_own(self.id) {
+            self.link.set_own_peer();
+        }
         let known = self.target.is_some() || large.0 > 0;
         let known = known.then(|| (node.peer_segments(self.id), node.target_socket(self.id)));
         drop(inbox);

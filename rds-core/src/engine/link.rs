@@ -110,6 +110,11 @@ impl Link {
         stays
     }
 
+    /// The peer is an own one.
+    pub(crate) fn set_own_peer(&self) {
+        self.sending.pinning.set_own_peer();
+    }
+
     /// The poll loop saw that the connection is writable: whether a writer waits for that.
     pub(crate) fn writable_edge(&self) -> bool {
         self.edges.fetch_add(1, SeqCst);

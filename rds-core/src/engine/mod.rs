@@ -15,6 +15,7 @@
 //! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
 //! | `right`, `parker` | who polls, who sleeps, and how they are woken |
 //! | `reactor`, `lifecycle`, `conn` | the poll loop, and connections as it sees them |
+//! | `mapper`, `maps` | how a connection reads so that payloads can be mapped, and what all connections share of that |
 //! | `link`, `wire` | the writing end, and its system calls |
 //! | `pins` | what may be pinned, and where |
 //! | `closer` | sockets that the kernel still reads for |

@@ -2,8 +2,11 @@
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
+
+use socket2::SockRef;
 
 use super::pins::{self, Pins};
 use crate::buffer::Chunk;
@@ -12,6 +15,11 @@ use crate::sys::cpu::thread_cpu_time;
 use crate::sys::error_queue::ErrorQueue;
 use crate::sys::zerocopy::{self, Gather};
 use crate::zerocopy::{Ending, Held, Refusal, Wire};
+
+/// From this length on payloads are kept whole: see [`Pinning::keep_whole`].
+const LARGE: u64 = 64 << 10;
+/// The window is looked at once in so many calls while it was more than wide enough.
+const LOOK: u32 = 16;
 
 /// What the kernel may read. Never freed unless it is released; counted then.
 #[derive(Debug)]
@@ -40,17 +48,70 @@ pub(crate) struct Pinning {
     pub(crate) pins: Arc<Pins>,
     /// Whether the socket can, once it was asked.
     enabled: OnceLock<bool>,
+    /// The peer is an own one.
+    own_peer: AtomicBool,
+    /// TCP_NODELAY is off.
+    whole: AtomicBool,
+    /// The peer's window when it was looked at last, and calls since.
+    window: AtomicU32,
+    looked: AtomicU32,
     queue: Mutex<Option<Box<ErrorQueue>>>,
 }
 
 impl Pinning {
     pub(crate) fn new(pins: Arc<Pins>) -> Self {
-        Self { pins, enabled: OnceLock::new(), queue: Mutex::new(None) }
+        Self {
+            pins,
+            enabled: OnceLock::new(),
+            own_peer: AtomicBool::new(false),
+            whole: AtomicBool::new(false),
+            window: AtomicU32::new(0),
+            looked: AtomicU32::new(0),
+            queue: Mutex::new(None),
+        }
     }
 
     /// Whether the socket may have notifications.
     pub(crate) fn is_enabled(&self) -> bool {
         self.enabled.get() == Some(&true)
+    }
+
+    /// The peer is an own one: it acknowledges what it has read before it sleeps, so TCP's acknowledgements are not delayed.
+    pub(crate) fn set_own_peer(&self) {
+        if !self.own_peer.load(Relaxed) {
+            self.own_peer.store(true, Relaxed);
+        }
+    }
+
+    /// Before a call of `len` bytes: has TCP keep segments whole, or send at once what it can.
+    ///
+    /// With TCP_NODELAY it cuts a segment where the peer's window ends (`tcp_mss_split_point` in `net/ipv4/tcp_output.c`), and what comes
+    /// after the cut cannot be mapped, as pages begin elsewhere: of a peer that reads more slowly than we send, nearly every
+    /// message. Without it (Nagle's algorithm) it waits for room for whole segments, but holds back a message's last, short segment while
+    /// an earlier short one is not acknowledged. So that is for large payloads beyond the peer's window only, which have to wait
+    /// anyway, and towards own peers: they acknowledge all they have read before they sleep, so TCP's acknowledgements are not late.
+    fn keep_whole(&self, stream: &TcpStream, len: u64) {
+        let was = self.whole.load(Relaxed);
+        let whole = (was || len >= LARGE) && self.own_peer.load(Relaxed) && self.ends_within(stream, len);
+        if whole != was {
+            self.whole.store(whole, Relaxed);
+            if let Err(error) = SockRef::from(stream).set_tcp_nodelay(!whole) {
+                tracing::debug!(%error, "TCP_NODELAY");
+            }
+        }
+    }
+
+    /// Whether the peer's window ends before `len` more bytes.
+    fn ends_within(&self, stream: &TcpStream, len: u64) -> bool {
+        let wanted = crate::sys::unacknowledged(stream.as_fd()).unwrap_or(0) + len;
+        let wide = wanted < u64::from(self.window.load(Relaxed) / 2);
+        if wide && !self.whole.load(Relaxed) && self.looked.fetch_add(1, Relaxed) < LOOK {
+            return false;
+        }
+        self.looked.store(0, Relaxed);
+        let window = crate::sys::send_window(stream.as_fd()).unwrap_or(0);
+        self.window.store(window, Relaxed);
+        wanted > u64::from(window)
     }
 
     fn enable(&self, socket: BorrowedFd<'_>) -> bool {
@@ -91,6 +152,10 @@ impl Wire for SocketWire<'_> {
     }
 
     fn copy(&mut self, pieces: &[Chunk], ending: Ending) -> Result<usize, Refusal> {
+        // Otherwise a large payload follows at once.
+        if !ending.record && self.pinning.whole.load(Relaxed) {
+            self.pinning.keep_whole(self.stream, pieces.iter().map(|piece| piece.len() as u64).sum());
+        }
         zerocopy::send(self.stream.as_fd(), pieces, ending, self.gather).map_err(|error| refusal(&error))
     }
 
@@ -98,6 +163,7 @@ impl Wire for SocketWire<'_> {
         if !self.pinning.enable(self.stream.as_fd()) {
             return Err((Refusal::Unpinnable, pieces));
         }
+        self.pinning.keep_whole(self.stream, pieces.iter().map(|piece| piece.len() as u64).sum());
         match zerocopy::send_pinned(self.stream.as_fd(), pieces, ending, self.gather) {
             Ok((n, held)) => Ok((n, Loan(Some(held)))),
             Err(refused) => {

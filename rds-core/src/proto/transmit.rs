@@ -158,6 +158,12 @@ impl Node {
         }
     }
 
+    /// Whether the peer has shown on this connection that it is an own one.
+    #[must_use]
+    pub fn peer_is_own(&self, conn: ConnId) -> bool {
+        self.conns.get(conn).is_some_and(|c| c.is_own())
+    }
+
     /// Whether the peer has announced that large payloads begin segments of their own on this connection.
     #[must_use]
     pub fn peer_segments(&self, conn: ConnId) -> bool {
