@@ -1,4 +1,5 @@
-//! Compares RDS with the least that any implementation over TCP must do: a raw framed TCP loop on the same machine.
+//! Compares RDS with the least that any implementation over TCP must do: a raw framed TCP loop on the same machine. Subcommands measure
+//! the mechanisms of zero copy instead.
 //!
 //! Each case runs between two processes, in turns of floor and RDS, so that what the machine does meanwhile meets both. How to read and
 //! rerun it: `docs/benchmarks.md`.
@@ -9,6 +10,7 @@ mod pair;
 mod rds;
 mod report;
 mod side;
+mod zero;
 
 use std::process::ExitCode;
 
@@ -22,7 +24,7 @@ use report::Report;
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Cli {
     #[command(subcommand)]
-    side: Option<Side>,
+    what: Option<What>,
     /// Rounds; each runs every case once over either transport.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
@@ -62,17 +64,21 @@ struct Cli {
     json: bool,
 }
 
+/// What else than the comparison with the floor.
 #[derive(Subcommand, Clone, Debug)]
-enum Side {
+enum What {
     /// One of the two processes of a run; started by the program itself.
     #[command(hide = true)]
     Side(side::Side),
+    #[command(flatten)]
+    Zero(zero::What),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let done = match &cli.side {
-        Some(Side::Side(side)) => side.run(),
+    let done = match &cli.what {
+        Some(What::Side(side)) => side.run(),
+        Some(What::Zero(what)) => what.run(),
         None => measure(&cli),
     };
     match done {

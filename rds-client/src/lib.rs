@@ -56,7 +56,7 @@ pub use rds_core::info::{Counter, Counters, Snapshot};
 /// Why the node refused a message; inside [`SendError::Refused`].
 pub use rds_core::proto::SendError as Refusal;
 pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee};
-pub use rds_core::zerocopy::{Mode, WhenFull};
+pub use rds_core::zerocopy::{Decision, Mode, Reason, WhenFull};
 
 /// How to open a [`Node`].
 #[derive(Clone, Debug)]
@@ -530,6 +530,13 @@ impl Socket {
     /// Limits how long sends block, also while the port is congested; `None` (default) for ever.
     pub fn set_send_timeout(&self, timeout: Option<Duration>) {
         self.0.set_send_timeout(timeout);
+    }
+
+    /// Sets whether large messages to this socket are mapped when they are received, whatever the node and the path say;
+    /// `None` for as they say. [`Mode::On`] maps what can be, also where it costs more, and from peers on this host, which could
+    /// change what they sent; [`Mode::Off`] copies. Applies to messages that come from now on.
+    pub fn set_zero_copy_receive(&self, mode: impl Into<Option<Mode>>) {
+        self.0.set_zero_copy_receive(mode);
     }
 
     /// Limits how long receives block; `None` (default) for ever.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{LONG, message_into, pair};
-use rds_client::Event;
+use rds_client::{Event, Mode};
 
 /// Allocations for each message of so many bytes, sent and received by this thread.
 fn allocations(len: usize) -> f64 {
@@ -36,8 +36,10 @@ fn messages_that_are_copied_cost_no_allocation_each() {
 #[test]
 fn pool_buffers_sent_and_leased_cost_no_allocation_each() {
     const COUNT: u32 = 2000;
-    for len in [4096, 65_536, 1 << 20] {
+    for (len, mode) in [4096, 65_536, 1 << 20].into_iter().flat_map(|len| [(len, Mode::Off), (len, Mode::On)])
+    {
         let p = pair();
+        p.alice.set_zero_copy_send(mode);
         let to = p.bob.local_addr();
         let mut ends = Vec::new();
         let mut exchange = |count: u32| {
@@ -59,6 +61,8 @@ fn pool_buffers_sent_and_leased_cost_no_allocation_each() {
         let found = allocation_counter::measure(|| exchange(COUNT));
         let each = found.count_total as f64 / f64::from(COUNT);
         // Two references that go at the very same moment make the pool forget one box.
-        assert!(each < 0.1, "{len} bytes: {each} allocations a message");
+        assert!(each < 0.1, "{len} bytes, zero copy {mode}: {each} allocations a message");
+        let calls = p.a.snapshot().zero_copy.send.calls;
+        assert!(if mode == Mode::On { calls >= u64::from(COUNT) } else { calls == 0 }, "{calls} calls");
     }
 }

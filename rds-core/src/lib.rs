@@ -7,6 +7,8 @@
 //! * [`engine`]: drives [`proto`] over real sockets.
 //! * [`zerocopy`]: the logic of zero copy, as pure as [`proto`].
 //! * `sys`: raw system calls, the only home of `unsafe`.
+#[doc(hidden)]
+pub mod bench;
 pub mod buffer;
 pub mod engine;
 pub mod info;

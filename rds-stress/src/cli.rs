@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{ArgAction, Parser};
+use rds_client::Mode;
 
 use crate::block::Block;
 use crate::clock::Schedule;
@@ -15,6 +16,7 @@ use crate::number;
 use crate::out::Out;
 use crate::roles::{NodeSettings, Offer, Settings};
 use crate::run::Local;
+use crate::zerocopy::Modes;
 
 const ABOUT: &str = "Loads, measures and verifies Reliable Datagram Sockets over TCP, in user space.\n\n\
     Without -s this is the passive side: it waits for an active one and does as it is told. With -s HOST it is the active side. \
@@ -139,6 +141,19 @@ pub struct Cli {
     /// TCP connections to offer the peer: 1, 2, 4 or 8
     #[arg(long, value_name = "N", help_heading = "RDS node (of this side only)", default_value = "1", value_parser = lanes)]
     pub lanes: u8,
+
+    /// Zero copy in both directions: off, on, or auto where it was measured to cost less [default: auto]
+    #[arg(long, value_name = "MODE", help_heading = "Zero copy (of this side only)", value_parser = mode)]
+    pub zcopy: Option<Mode>,
+    /// The same for what is sent (MSG_ZEROCOPY) [default: --zcopy]
+    #[arg(long, value_name = "MODE", help_heading = "Zero copy (of this side only)", value_parser = mode)]
+    pub zcopy_send: Option<Mode>,
+    /// The same for what is received (TCP_ZEROCOPY_RECEIVE) [default: --zcopy]
+    #[arg(long, value_name = "MODE", help_heading = "Zero copy (of this side only)", value_parser = mode)]
+    pub zcopy_recv: Option<Mode>,
+    /// How long the kernel may keep what was pinned before the connection is ended and made anew
+    #[arg(long, value_name = "SECONDS", help_heading = "Zero copy (of this side only)", default_value = "30", value_parser = seconds)]
+    pub pin_hold: Duration,
 
     /// Header length: 56, 60 or 63, 96 for IPv6 [default: what fits into an ack]
     #[arg(long, value_name = "BYTES", help_heading = "Compatibility", value_parser = num32)]
@@ -323,6 +338,12 @@ fn plan(cli: &Cli) -> Result<Plan, Failure> {
         abort_after: cli.abort_after,
         interruptible: true,
         ends_together: false,
+        zero_copy: Modes {
+            send: cli.zcopy_send.or(cli.zcopy).unwrap_or_default(),
+            receive: cli.zcopy_recv.or(cli.zcopy).unwrap_or_default(),
+            hold: cli.pin_hold,
+            shown: cli.zcopy.or(cli.zcopy_send).or(cli.zcopy_recv).is_some(),
+        },
     };
     let settings = Settings {
         own: cli.recv_addr,
@@ -402,6 +423,10 @@ fn lanes(text: &str) -> Result<u8, String> {
         n @ (1 | 2 | 4 | 8) => Ok(n as u8),
         n => Err(format!("{n} lanes cannot be: give 1, 2, 4 or 8")),
     }
+}
+
+fn mode(text: &str) -> Result<Mode, String> {
+    text.parse().map_err(|_| format!("'{text}' is no mode of zero copy: give off, on or auto"))
 }
 
 /// An address or a name of this host.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::rtt::Quantiles;
 use crate::run::Summary;
 use crate::session::{Role, Session};
+use crate::zerocopy::ZeroCopy;
 
 /// CPU time in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -56,6 +57,7 @@ pub struct Report<'a> {
     rtt_us: Quantiles,
     cpu_s: CpuTime,
     verify_errors: u64,
+    zerocopy: &'a ZeroCopy,
     counters: &'a Counters,
 }
 
@@ -87,6 +89,7 @@ impl<'a> Report<'a> {
             rtt_us: summary.rtt.quantiles(),
             cpu_s: summary.cpu,
             verify_errors: summary.verify_errors,
+            zerocopy: &summary.zero_copy,
             counters: &summary.counters,
         }
     }
@@ -105,6 +108,8 @@ mod tests {
     use crate::block::Block;
     use crate::rtt::RoundTrips;
     use crate::stats::Counts;
+    use crate::zerocopy::{Receive, Send};
+    use rds_client::{Mode, Reason};
     use std::time::Duration;
 
     #[test]
@@ -119,6 +124,28 @@ mod tests {
             rtt,
             cpu: CpuTime { user: 0.5, system: 0.25 },
             verify_errors: 0,
+            zero_copy: ZeroCopy {
+                send: Send {
+                    mode: Mode::On,
+                    calls: 7,
+                    bytes: 700,
+                    copied_ratio: 0.5,
+                    fallbacks: [("budget", 3)].into(),
+                    completions_per_reap: 3.5,
+                    decision: "on",
+                    reason: Some(Reason::Setting),
+                },
+                recv: Receive {
+                    mode: Mode::Auto,
+                    mapped_ratio: 0.75,
+                    pages_per_call: 15.0,
+                    fallbacks: [("late", 4096)].into(),
+                    decision: "off",
+                    reason: None,
+                },
+                pinned_bytes: 4096,
+                pinned_bytes_max: 1 << 20,
+            },
             counters: Counters::new(),
             failure: None,
         };
@@ -129,6 +156,17 @@ mod tests {
             "one_way": false, "verify": false, "elapsed_s": 2.0, "requests": 10, "requests_received": 9,
             "bytes": 21740, "requests_per_s": 5.0, "bytes_per_s": 10870.0,
             "cpu_s": { "user": 0.5, "system": 0.25 }, "verify_errors": 0,
+            "zerocopy": {
+                "send": {
+                    "mode": "on", "calls": 7, "bytes": 700, "copied_ratio": 0.5, "fallbacks": { "budget": 3 },
+                    "completions_per_reap": 3.5, "decision": "on", "reason": "setting",
+                },
+                "recv": {
+                    "mode": "auto", "mapped_ratio": 0.75, "pages_per_call": 15.0, "fallbacks": { "late": 4096 },
+                    "decision": "off", "reason": null,
+                },
+                "pinned_bytes": 4096, "pinned_bytes_max": 1 << 20,
+            },
         });
         for (key, value) in expected.as_object().unwrap() {
             assert_eq!(json[key], *value, "{key}");

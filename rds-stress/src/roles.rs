@@ -67,11 +67,15 @@ pub type Seen = (Session, Summary);
 ///
 /// # Errors
 /// In words of the command line.
-pub fn open_node(address: IpAddr, settings: NodeSettings) -> Result<Node, Failure> {
+pub fn open_node(address: IpAddr, settings: &Settings) -> Result<Node, Failure> {
+    let (node, zero_copy) = (settings.node, settings.local.zero_copy);
     Node::builder(address)
-        .listen_port(settings.listen_port)
-        .dial_port(settings.dial_port)
-        .lanes(settings.lanes)
+        .listen_port(node.listen_port)
+        .dial_port(node.dial_port)
+        .lanes(node.lanes)
+        .zero_copy_send(zero_copy.send)
+        .zero_copy_receive(zero_copy.receive)
+        .pin_hold_limit(zero_copy.hold)
         .open()
         .map_err(|e| match e {
             OpenError::NotLocal(address) => control::not_local(address),
@@ -116,7 +120,7 @@ fn announce(local: &Local, out: Out) {
 /// No run took place.
 pub fn passive(settings: &Settings, out: Out) -> Result<Seen, Failure> {
     // An address that is given is tried at once, not only when somebody comes.
-    let node = settings.own.map(|own| open_node(own, settings.node)).transpose()?;
+    let node = settings.own.map(|own| open_node(own, settings)).transpose()?;
     let listener = control::listen(settings.own, settings.port)?;
     let at = listener.local_addr().map_err(|e| failure!("the control socket broke: {e}"))?;
     line!(out, "waiting for incoming connection on {at}");
@@ -163,7 +167,7 @@ fn passive_at(
     start_tracing(session.tracing);
     let node = match node {
         Some(node) => node,
-        None => open_node(own, settings.node)?,
+        None => open_node(own, settings)?,
     };
     let sockets = bind_tasks(&node, &session, out)?;
     let go = control::wait_go(&mut control)?;
@@ -188,7 +192,7 @@ pub fn active(settings: &Settings, offer: &Offer, host: &str, out: Out) -> Resul
         show_params(offer, passive, settings, out);
     }
     start_tracing(offer.block.tracing);
-    let node = settings.own.map(|own| open_node(own, settings.node)).transpose()?;
+    let node = settings.own.map(|own| open_node(own, settings)).transpose()?;
     let at = SocketAddr::new(passive, settings.port);
     let control = control::connect(settings.own, at, offer.block.connect_retries, out)?;
     active_over(settings, offer, node, control, passive, out)
@@ -210,7 +214,7 @@ fn active_over(
     let session = Session::new(Role::Active, &block, own, settings.header).map_err(Failure::new)?;
     let node = match node {
         Some(node) => node,
-        None => open_node(own, settings.node)?,
+        None => open_node(own, settings)?,
     };
     control::send_block(&mut control, &block, &settings.peer_version)?;
     let sockets = bind_tasks(&node, &session, out)?;
@@ -250,8 +254,8 @@ pub fn loopback(settings: &Settings, offer: &Offer, out: Out) -> Result<Seen, Fa
     let quiet = Local { interruptible: false, report_cpu: false, abort_after: 0, ..shared.clone() };
     let passive = Settings { own: Some(passive_ip), local: quiet, ..settings.clone() };
     let active = Settings { own: Some(active_ip), local: shared, ..settings.clone() };
-    let passive_node = open_node(passive_ip, settings.node)?;
-    let active_node = open_node(active_ip, settings.node)?;
+    let passive_node = open_node(passive_ip, settings)?;
+    let active_node = open_node(active_ip, settings)?;
     // Any free port: nobody else has to find it.
     let listener = control::listen(Some(passive_ip), 0)?;
     let at = listener.local_addr().map_err(|e| failure!("the control socket broke: {e}"))?;

@@ -20,6 +20,7 @@ use crate::soak::{Soakers, set_realtime};
 use crate::stats::{Counts, Published, total};
 use crate::table;
 use crate::task::{Task, TaskFailure};
+use crate::zerocopy::{self, Modes, Totals, ZeroCopy};
 
 /// What only this side does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub struct Local {
     pub interruptible: bool,
     /// Whether the end of the passive side ends the active one, which the reference does not watch.
     pub ends_together: bool,
+    /// Zero copy, of the node and of the tasks.
+    pub zero_copy: Modes,
 }
 
 /// The measured time, as this side saw it.
@@ -58,6 +61,8 @@ pub struct Summary {
     pub verify_errors: u64,
     /// The node's counters since it was opened.
     pub counters: Counters,
+    /// Its zero copy in that time.
+    pub zero_copy: ZeroCopy,
     /// Why the run ended early, if it failed. What the tasks had to say has been printed.
     pub failure: Option<Failure>,
 }
@@ -111,7 +116,9 @@ pub fn run(
             let task = Task {
                 session,
                 index,
+                node,
                 socket,
+                zero_copy: local.zero_copy,
                 gate: &gate,
                 published,
                 outliers: local.outliers.map(|us| us.saturating_mul(1000)),
@@ -185,6 +192,7 @@ struct Moment {
     at: Instant,
     counts: Counts,
     cpu: CpuTime,
+    zero_copy: Totals,
 }
 
 impl Parent<'_, '_> {
@@ -198,6 +206,8 @@ impl Parent<'_, '_> {
             self.measure(begin, &mut percents);
         }
         let end = self.moment();
+        // While there are connections to tell about.
+        let zero_copy = ZeroCopy::new(self.local.zero_copy, &self.node.snapshot());
         self.gate.advance(Phase::Stopping);
         // The end of the connection is the end of the passive side's run, too.
         let _ = control.shutdown(Shutdown::Both);
@@ -211,6 +221,7 @@ impl Parent<'_, '_> {
             rtt: RoundTrips::default(),
             cpu: end.cpu.since(begin.cpu),
             verify_errors: 0,
+            zero_copy,
             counters: self.node.snapshot().counters,
             failure: None,
         };
@@ -224,11 +235,15 @@ impl Parent<'_, '_> {
             };
             let tasks = usize::from(self.session.tasks);
             if self.session.summary_only && !self.session.perfdata {
-                line!(out, "{}", table::HEADING);
+                line!(out, "{}", self.heading());
             }
-            let row = table::average(tasks, &summary.counts, summary.elapsed, cpu);
+            let zero_copy = self.columns(&begin, &end);
+            let row = table::average(tasks, &summary.counts, summary.elapsed, cpu, &zero_copy);
             table::print_average(out, &row, !self.session.summary_only);
             summary.rtt.print_quantiles(out);
+            if self.local.zero_copy.shown {
+                summary.zero_copy.print(out);
+            }
             if self.local.histogram {
                 summary.rtt.print_histogram(out);
             }
@@ -263,7 +278,7 @@ impl Parent<'_, '_> {
             if session.perfdata {
                 perfdata = Some(Perfdata::begin(self.out, self.node.snapshot().counters));
             } else {
-                line!(self.out, "{}", table::HEADING);
+                line!(self.out, "{}", self.heading());
             }
         }
         let mut last = begin;
@@ -286,7 +301,8 @@ impl Parent<'_, '_> {
                 perfdata.print(session, &counts, elapsed, percent, self.node.snapshot().counters);
             } else if !session.summary_only {
                 let running = self.tasks.iter().filter(|t| !t.is_finished()).count();
-                line!(self.out, "{}", table::interval(running, &counts, elapsed, percent));
+                let zero_copy = self.columns(&last, &now);
+                line!(self.out, "{}{zero_copy}", table::interval(running, &counts, elapsed, percent));
             }
             last = now;
             if session.run_time != 0 && second >= session.run_time.into() {
@@ -349,7 +365,27 @@ impl Parent<'_, '_> {
 
     fn moment(&self) -> Moment {
         let soaked = self.soakers.as_ref().map(Soakers::used).unwrap_or_default();
-        Moment { at: Instant::now(), counts: total(self.published), cpu: CpuTime::of_process().since(soaked) }
+        let shown = self.local.zero_copy.shown;
+        Moment {
+            at: Instant::now(),
+            counts: total(self.published),
+            cpu: CpuTime::of_process().since(soaked),
+            zero_copy: if shown { Totals::of(&self.node.snapshot()) } else { Totals::default() },
+        }
+    }
+
+    fn heading(&self) -> String {
+        let more = if self.local.zero_copy.shown { zerocopy::HEADING } else { "" };
+        format!("{}{more}", table::HEADING)
+    }
+
+    /// The columns of zero copy of the time between two moments.
+    fn columns(&self, begin: &Moment, end: &Moment) -> String {
+        if self.local.zero_copy.shown {
+            end.zero_copy.since(&begin.zero_copy).columns(end.at - begin.at)
+        } else {
+            String::new()
+        }
     }
 
     fn cpu_percent(&mut self) -> f64 {

@@ -17,11 +17,11 @@ pub fn interval(tasks: usize, counts: &Counts, elapsed: Duration, cpu: f64) -> S
     row(tasks, counts.tx, counts.rx, counts, elapsed, cpu)
 }
 
-/// The final line: rates over the run, in whole requests a second.
+/// The final line: rates over the run, in whole requests a second, and columns that are not the reference's behind.
 #[must_use]
-pub fn average(tasks: usize, counts: &Counts, elapsed: Duration, cpu: f64) -> String {
+pub fn average(tasks: usize, counts: &Counts, elapsed: Duration, cpu: f64, more: &str) -> String {
     let rate = |n: u64| (n as f64 / seconds(elapsed)) as u64;
-    format!("{}  (average)", row(tasks, rate(counts.tx), rate(counts.rx), counts, elapsed, cpu))
+    format!("{}{more}  (average)", row(tasks, rate(counts.tx), rate(counts.rx), counts, elapsed, cpu))
 }
 
 fn row(tasks: usize, tx: u64, rx: u64, counts: &Counts, elapsed: Duration, cpu: f64) -> String {
@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn the_average_shows_whole_requests_a_second() {
-        let row = average(4, &COUNTS, Duration::from_secs(2), 12.5);
+        let row = average(4, &COUNTS, Duration::from_secs(2), 12.5, "");
         assert_eq!(
             row,
             "   4  10000   9999   21230.47       0.00       0.00    2.00    45.00 12.50  (average)"
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_run_without_traffic_shows_zeros() {
-        let row = average(1, &Counts::default(), Duration::ZERO, NO_CPU);
+        let row = average(1, &Counts::default(), Duration::ZERO, NO_CPU, "");
         assert_eq!(
             row,
             "   1      0      0       0.00       0.00       0.00    0.00     0.00 -1.00  (average)"

@@ -4,16 +4,18 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use rds_client::{Readiness, Received, RecvError, Socket, TrySendError};
+use rds_client::{Event, Mode, Node, Readiness, Received, RecvError, Socket, TrySendError};
 
 use crate::clock::{Gate, Phase};
 use crate::exchange::{Accepted, Exchange};
 use crate::message::{Header, Op};
 use crate::out::{Out, line};
+use crate::outbox::{Outbox, Refused};
 use crate::pattern::{difference, pattern};
 use crate::rtt::RoundTrips;
 use crate::session::Session;
 use crate::stats::{Counts, Published};
+use crate::zerocopy::Modes;
 
 /// Longest wait for something to happen.
 const WAIT: Duration = Duration::from_secs(1);
@@ -26,8 +28,12 @@ pub struct Task<'a> {
     pub session: &'a Session,
     /// Its number, from 0.
     pub index: u16,
+    /// The node of its socket.
+    pub node: &'a Node,
     /// Its socket, bound to [`Session::task_port`].
     pub socket: Socket,
+    /// Whether messages are lent when sent, and when received.
+    pub zero_copy: Modes,
     /// The run's phase.
     pub gate: &'a Gate,
     /// Where its counts go.
@@ -68,21 +74,32 @@ impl Task<'_> {
     }
 }
 
-/// What is left to do after a pass.
-#[derive(Clone, Copy)]
-enum Left {
-    /// Nothing before something is received.
-    Nothing,
-    /// Something could not be sent for want of buffer.
-    Room,
-    /// Something could not be sent for congestion that nobody will report.
-    Retry,
+/// What an attempt to receive means that brought nothing.
+fn nothing(error: RecvError) -> Result<bool, TaskFailure> {
+    match error {
+        RecvError::Empty | RecvError::TimedOut => Ok(false),
+        e => Err(TaskFailure { report: format!("cannot receive: {e}"), check: false }),
+    }
+}
+
+/// What could not be sent in a pass, and why.
+#[derive(Clone, Copy, Default)]
+struct Left {
+    /// For want of buffer.
+    room: bool,
+    /// Because too much is lent.
+    lent: bool,
+    /// For congestion that nobody will report.
+    retry: bool,
 }
 
 struct Worker<'a> {
     session: &'a Session,
     index: u16,
     socket: &'a Socket,
+    outbox: Outbox<'a>,
+    /// Messages are checked where they were received.
+    leases: bool,
     outliers: u64,
     exchanges: Vec<Exchange>,
     /// Whole messages; only parts of the header change.
@@ -113,10 +130,23 @@ impl<'a> Worker<'a> {
             bytes
         };
         let exchange = |i| Exchange::new(local, session.peer_task(i), session.depth, session.requests());
+        let (_, buffer) = session.buffers();
+        // A buffer is lent until TCP has it, which may be after its message was answered.
+        let most = 2 * buffer;
+        let zero_copy = task.zero_copy;
         Self {
             session,
             index: task.index,
             socket: &task.socket,
+            outbox: Outbox::new(
+                task.node,
+                &task.socket,
+                zero_copy.send,
+                session.header,
+                session.verify,
+                most,
+            ),
+            leases: zero_copy.receive != Mode::Off,
             outliers: task.outliers.unwrap_or(u64::MAX),
             exchanges: (0..session.tasks).map(exchange).collect(),
             request: message(Op::Request, session.req_size),
@@ -131,11 +161,10 @@ impl<'a> Worker<'a> {
     }
 
     fn run(&mut self, gate: &Gate, published: &Published) -> Result<(), TaskFailure> {
-        let mut left = Left::Room;
+        let mut left = Left { room: true, ..Left::default() };
         loop {
-            let interest =
-                Readiness { readable: true, writable: matches!(left, Left::Room), completions: false };
-            let timeout = if matches!(left, Left::Retry) { RETRY } else { WAIT };
+            let interest = Readiness { readable: true, writable: left.room, completions: left.lent };
+            let timeout = if left.retry { RETRY } else { WAIT };
             let ready = self.socket.wait(interest, Some(timeout));
             let phase = gate.phase();
             if phase == Phase::Ended {
@@ -150,32 +179,68 @@ impl<'a> Worker<'a> {
             if ready.readable {
                 self.receive_all()?;
             }
-            left = if gate.phase() < Phase::Stopping { self.send_all()? } else { Left::Nothing };
+            self.outbox
+                .take_completions()
+                .map_err(|e| TaskFailure { report: format!("a wrong completion: {e}"), check: false })?;
+            left = if gate.phase() < Phase::Stopping { self.send_all()? } else { Left::default() };
             published.publish(&self.counts);
         }
     }
 
     /// Receives until nothing is queued.
     fn receive_all(&mut self) -> Result<(), TaskFailure> {
-        loop {
-            match self.socket.try_recv_from(&mut self.inbox) {
-                Ok(Received::Message { full_len, from, .. }) => self.receive(full_len, from)?,
-                Ok(Received::CongestionCleared(mask)) => {
-                    for exchange in &mut self.exchanges {
-                        if mask >> (exchange.peer.port() % 64) & 1 == 1 {
-                            exchange.congested = false;
-                        }
-                    }
-                }
-                Ok(_) => {}
-                Err(RecvError::Empty | RecvError::TimedOut) => return Ok(()),
-                Err(e) => return Err(TaskFailure { report: format!("cannot receive: {e}"), check: false }),
+        // Lent out while messages in it are checked.
+        let mut inbox = std::mem::take(&mut self.inbox);
+        let result = loop {
+            let received = if self.leases { self.next_lease() } else { self.next_copy(&mut inbox) };
+            match received {
+                Ok(true) => {}
+                Ok(false) => break Ok(()),
+                Err(failure) => break Err(failure),
+            }
+        };
+        self.inbox = inbox;
+        result
+    }
+
+    /// Receives into `inbox`; whether there was anything.
+    fn next_copy(&mut self, inbox: &mut [u8]) -> Result<bool, TaskFailure> {
+        match self.socket.try_recv_from(inbox) {
+            Ok(Received::Message { full_len, from, .. }) => {
+                // A message that is too long was cut.
+                let bytes = inbox.get(..full_len).unwrap_or(inbox);
+                self.receive(bytes, full_len, from)?;
+            }
+            Ok(Received::CongestionCleared(mask)) => self.cleared(mask),
+            Ok(_) => {}
+            Err(e) => return nothing(e),
+        }
+        Ok(true)
+    }
+
+    /// Receives a message where it lies; whether there was anything.
+    fn next_lease(&mut self) -> Result<bool, TaskFailure> {
+        match self.socket.try_recv_lease() {
+            Ok(Event::Message(message)) => {
+                self.receive(&message.payload, message.payload.len(), message.from)?
+            }
+            Ok(Event::CongestionCleared(mask)) => self.cleared(mask),
+            Ok(_) => {}
+            Err(e) => return nothing(e),
+        }
+        Ok(true)
+    }
+
+    fn cleared(&mut self, mask: u64) {
+        for exchange in &mut self.exchanges {
+            if mask >> (exchange.peer.port() % 64) & 1 == 1 {
+                exchange.congested = false;
             }
         }
     }
 
-    /// Checks the message in the inbox and counts it.
-    fn receive(&mut self, len: usize, from: SocketAddr) -> Result<(), TaskFailure> {
+    /// Checks a message of `len` bytes and counts it. `bytes` are fewer only if it is longer than any that may come.
+    fn receive(&mut self, bytes: &[u8], len: usize, from: SocketAddr) -> Result<(), TaskFailure> {
         let failed = |what: fmt::Arguments<'_>| TaskFailure {
             report: format!("message from {from}: {what}"),
             check: true,
@@ -191,7 +256,7 @@ impl<'a> Worker<'a> {
         if len < session.header {
             return Err(failed(format_args!("{len} bytes are less than a header of {}", session.header)));
         }
-        let header = Header::read(&self.inbox[..session.header]);
+        let header = Header::read(&bytes[..session.header]);
         let Some(op) = Op::from_code(header.op) else {
             return Err(failed(format_args!("operation {} is neither request (1) nor ack (2)", header.op)));
         };
@@ -208,7 +273,7 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         if session.verify {
-            let payload = &self.inbox[session.header..len];
+            let payload = &bytes[session.header..len];
             let expected = &self.pattern[..payload.len()];
             if payload != expected {
                 let (first, bad) = difference(expected, payload).unwrap_or_default();
@@ -245,20 +310,20 @@ impl<'a> Worker<'a> {
 
     /// One pass: to each task of the other side all acks that are owed, then requests up to the depth.
     fn send_all(&mut self) -> Result<Left, TaskFailure> {
-        let mut left = Left::Nothing;
+        let mut left = Left::default();
         for i in 0..self.exchanges.len() {
             if self.exchanges[i].congested {
                 continue;
             }
             match self.send_to(i) {
                 Ok(()) => {}
-                Err(TrySendError::Full) => left = Left::Room,
-                Err(TrySendError::Congested) if self.session.cong_monitor => {
+                Err(Refused::Lent) => left.lent = true,
+                Err(Refused::Node(TrySendError::Full)) => left.room = true,
+                Err(Refused::Node(TrySendError::Congested)) if self.session.cong_monitor => {
                     self.exchanges[i].congested = true
                 }
-                Err(TrySendError::Congested) if matches!(left, Left::Room) => {}
-                Err(TrySendError::Congested) => left = Left::Retry,
-                Err(e) => {
+                Err(Refused::Node(TrySendError::Congested)) => left.retry = true,
+                Err(Refused::Node(e)) => {
                     let report = format!("cannot send to {}: {e}", self.exchanges[i].peer);
                     return Err(TaskFailure { report, check: false });
                 }
@@ -267,12 +332,12 @@ impl<'a> Worker<'a> {
         Ok(left)
     }
 
-    fn send_to(&mut self, i: usize) -> Result<(), TrySendError> {
+    fn send_to(&mut self, i: usize) -> Result<(), Refused> {
         let exchange = &mut self.exchanges[i];
         let peer = exchange.peer;
         while let Some((seq, slot)) = exchange.next_ack() {
             Header::patch(&mut self.ack, seq, peer.port(), slot);
-            self.socket.try_send_to(&self.ack, peer)?;
+            self.outbox.send(&self.ack, peer)?;
             exchange.ack_sent();
             self.counts.bytes += self.ack.len() as u64;
         }
@@ -284,7 +349,7 @@ impl<'a> Worker<'a> {
         let mut before = now(&self.base);
         while let Some((seq, slot)) = exchange.next_request() {
             Header::patch(&mut self.request, seq, peer.port(), slot);
-            self.socket.try_send_to(&self.request, peer)?;
+            self.outbox.send(&self.request, peer)?;
             exchange.request_sent(before);
             let after = now(&self.base);
             self.counts.tx += 1;

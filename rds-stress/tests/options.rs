@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use rds_client::Mode;
 use rds_stress::block::Block;
 use rds_stress::cli::{Part, Plan, Stop, parse};
 use rds_stress::error::Failure;
@@ -84,13 +85,34 @@ fn every_option_that_travels_arrives_in_the_block() {
 #[test]
 fn our_own_options_do_not_travel() {
     let ours = "-s h --start-delay 0.1 --warmup 0.5 --drain 0 --json --rds-port 7000 --dial-port 7001 --lanes 4 -c \
-                --show-histogram --show-outliers 9 --cancel-sent-to --abort-after 3 --peer-version 2.3.0 --disable-inq";
+                --show-histogram --show-outliers 9 --cancel-sent-to --abort-after 3 --peer-version 2.3.0 --disable-inq \
+                --zcopy on --pin-hold 5";
     assert_eq!(block(ours).encode("2.0.7"), block("-s h").encode("2.0.7"));
     let settings = plan(ours).settings;
     assert_eq!(settings.local.schedule.start_delay, Duration::from_millis(100));
     assert_eq!(settings.local.schedule.drain, Duration::ZERO);
     assert_eq!((settings.node.listen_port, settings.node.dial_port, settings.node.lanes), (7000, 7001, 4));
     assert_eq!(plan(ours).out, Out::Stderr);
+}
+
+#[test]
+fn zero_copy_is_set_for_both_directions_or_for_each() {
+    use Mode::{Auto, Off, On};
+    for (line, send, receive, shown) in [
+        ("", Auto, Auto, false),
+        ("--zcopy off", Off, Off, true),
+        ("--zcopy on", On, On, true),
+        ("--zcopy auto", Auto, Auto, true),
+        ("--zcopy-send on", On, Auto, true),
+        ("--zcopy-recv off", Auto, Off, true),
+        ("--zcopy on --zcopy-recv off", On, Off, true),
+        ("--zcopy-send off --zcopy on", Off, On, true),
+    ] {
+        let modes = plan(line).settings.local.zero_copy;
+        assert_eq!((modes.send, modes.receive, modes.shown), (send, receive, shown), "{line}");
+        assert_eq!(modes.hold, Duration::from_secs(30));
+    }
+    assert_eq!(plan("--pin-hold 0.5").settings.local.zero_copy.hold, Duration::from_millis(500));
 }
 
 #[test]
@@ -148,6 +170,10 @@ fn a_wrong_value_ends_with_1_and_says_what_is_possible() {
         ("--warmup=-1", "--warmup", "86400"),
         ("--drain NaN", "--drain", "86400"),
         ("--drain inf", "--drain", "86400"),
+        ("--zcopy always", "--zcopy", "off, on or auto"),
+        ("--zcopy-send ON", "--zcopy-send", "off, on or auto"),
+        ("--zcopy-recv=", "--zcopy-recv", "off, on or auto"),
+        ("--pin-hold long", "--pin-hold", "86400"),
         ("--peer-version new", "--peer-version", "2.0.7"),
         ("--peer-version 2.34567890123456", "--peer-version", "2.0.7"),
         ("--rds-port 0", "--rds-port", "65535"),

@@ -108,6 +108,101 @@ fn json_is_all_that_stdout_has() {
     assert!(ended.stderr.contains("(average)"), "{}", ended.stderr);
 }
 
+/// The keys of an object, in order.
+fn keys(value: &serde_json::Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn zero_copy_on_verifies_and_is_reported_with_every_documented_key() {
+    let ended = loopback("--json --zcopy on -d 4 -q 64k -v");
+    fine(&ended);
+    let json = json(&ended);
+    assert_eq!(json["verify_errors"], 0);
+    let zero = &json["zerocopy"];
+    assert_eq!(keys(zero), ["pinned_bytes", "pinned_bytes_max", "recv", "send"]);
+    let (send, recv) = (&zero["send"], &zero["recv"]);
+    assert_eq!(
+        keys(send),
+        ["bytes", "calls", "completions_per_reap", "copied_ratio", "decision", "fallbacks", "mode", "reason"]
+    );
+    assert_eq!(keys(recv), ["decision", "fallbacks", "mapped_ratio", "mode", "pages_per_call", "reason"]);
+    assert_eq!(
+        (&send["mode"], &send["decision"], &send["reason"]),
+        (&"on".into(), &"on".into(), &"setting".into())
+    );
+    assert_eq!(
+        (&recv["mode"], &recv["decision"], &recv["reason"]),
+        (&"on".into(), &"on".into(), &"setting".into())
+    );
+    // More calls may be needed for a request, never fewer.
+    assert!(send["calls"].as_u64() >= json["requests"].as_u64(), "{json:#}");
+    assert_eq!(send["copied_ratio"], 1.0, "loopback always copies: {json:#}");
+    assert!(send["completions_per_reap"].as_f64() > Some(0.0), "{json:#}");
+    assert!(
+        recv["mapped_ratio"].as_f64() > Some(0.9) && recv["pages_per_call"].as_f64() > Some(1.0),
+        "{json:#}"
+    );
+    assert!(zero["pinned_bytes_max"].as_u64() >= Some(64 << 10), "{json:#}");
+    // A line for each second and the average, with columns of zero copy behind those of the reference.
+    let rows: Vec<_> = ended.stderr.lines().filter(|l| is_row(l)).collect();
+    assert!(
+        ended.stderr.lines().any(|l| l.ends_with("zc tx/s copd% c/reap mapd% pg/cl pinned K")),
+        "{ended:?}"
+    );
+    assert!(
+        rows.len() == 2
+            && rows.iter().all(|r| r.trim_end_matches("(average)").split_whitespace().count() == 15),
+        "{ended:?}"
+    );
+    assert!(ended.stderr.contains("zero copy sending (on): on (the mode says so)"), "{ended:?}");
+    assert!(ended.stderr.contains("zero copy receiving (on): on (the mode says so)"), "{ended:?}");
+}
+
+#[test]
+fn zero_copy_off_makes_no_call_and_maps_nothing() {
+    let ended = loopback("--json --zcopy off -d 4 -q 64k -v");
+    fine(&ended);
+    let json = json(&ended);
+    assert!(json["requests"].as_u64() > Some(0), "{json:#}");
+    let zero = &json["zerocopy"];
+    assert_eq!((&zero["send"]["calls"], &zero["send"]["bytes"]), (&0.into(), &0.into()), "{json:#}");
+    assert_eq!(
+        (&zero["recv"]["mapped_ratio"], &zero["pinned_bytes_max"]),
+        (&0.0.into(), &0.into()),
+        "{json:#}"
+    );
+    assert_eq!(
+        (&zero["send"]["decision"], &zero["recv"]["decision"]),
+        (&"off".into(), &"off".into()),
+        "{json:#}"
+    );
+}
+
+#[test]
+fn one_direction_of_zero_copy_goes_without_the_other() {
+    for (options, sends, maps) in [
+        ("--zcopy-send on --zcopy-recv off", true, false),
+        ("--zcopy-send off --zcopy-recv on", false, false),
+    ] {
+        let ended = loopback(&format!("--json {options} -d 4 -q 64k -v"));
+        fine(&ended);
+        let zero = &json(&ended)["zerocopy"];
+        assert_eq!(zero["send"]["calls"].as_u64() > Some(0), sends, "{options}: {zero:#}");
+        // Mapping needs the sender's pattern, which only one that pins makes.
+        assert_eq!(zero["recv"]["mapped_ratio"].as_f64() > Some(0.0), maps, "{options}: {zero:#}");
+    }
+}
+
+#[test]
+fn small_messages_are_copied_whatever_the_mode() {
+    let ended = loopback("--json --zcopy on -d 4 -q 1k -v");
+    fine(&ended);
+    let json = json(&ended);
+    assert!(json["requests"].as_u64() > Some(0), "{json:#}");
+    assert_eq!(json["zerocopy"]["send"]["calls"], 0, "{json:#}");
+}
+
 #[test]
 fn summary_only_leaves_out_the_seconds() {
     let ended = loopback("-z --show-histogram");

@@ -3,6 +3,10 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::ledger::process::PATIENCE;
 
@@ -37,16 +41,35 @@ impl Stress {
     /// It does not come to that.
     #[track_caller]
     pub fn waits(&mut self) {
-        let what = "waiting for incoming connection";
+        self.says(|line| line.contains("waiting for incoming connection"));
+    }
+
+    /// Returns when it says a line of standard error that is `wanted`, after those that were returned before.
+    ///
+    /// # Panics
+    /// It does not say one within a minute.
+    #[track_caller]
+    pub fn says(&mut self, wanted: impl Fn(&str) -> bool) {
+        let since = Instant::now();
         loop {
-            match self.lines.recv_timeout(PATIENCE) {
+            let left = PATIENCE.saturating_sub(since.elapsed());
+            match self.lines.recv_timeout(left) {
                 Ok(line) => self.said.push(line),
-                Err(e) => panic!("rds-stress does not say {what:?} ({e}) but {:#?}", self.said),
+                Err(e) => panic!("rds-stress does not say what it should ({e}) but {:#?}", self.said),
             }
-            if self.said.last().is_some_and(|line| line.contains(what)) {
+            if self.said.last().is_some_and(|line| wanted(line)) {
                 return;
             }
         }
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) {
+        let process = Pid::from_raw(self.child.id().try_into().expect("a process number"));
+        kill(process, signal).expect("it is our child");
     }
 
     /// Waits for its end, and returns its report.
@@ -55,14 +78,35 @@ impl Stress {
     /// It fails.
     #[track_caller]
     #[must_use]
-    pub fn end(mut self) -> serde_json::Value {
+    pub fn end(self) -> serde_json::Value {
+        self.end_saying().report
+    }
+
+    /// Waits for its end, and returns all that it said.
+    ///
+    /// # Panics
+    /// It fails.
+    #[track_caller]
+    #[must_use]
+    pub fn end_saying(mut self) -> Ended {
         let mut report = String::new();
         self.child.stdout.take().expect("piped").read_to_string(&mut report).expect("text");
         let status = self.child.wait().expect("it is our child");
         self.said.extend(self.lines.iter());
         assert!(status.success(), "{status}: {:#?}", self.said);
-        serde_json::from_str(&report).unwrap_or_else(|e| panic!("{e} in {report:?}: {:#?}", self.said))
+        let report = serde_json::from_str(&report);
+        let report = report.unwrap_or_else(|e| panic!("no report ({e}) but {:#?}", self.said));
+        Ended { report, lines: std::mem::take(&mut self.said) }
     }
+}
+
+/// What it has left.
+#[derive(Debug)]
+pub struct Ended {
+    /// The JSON object.
+    pub report: serde_json::Value,
+    /// The lines of standard error.
+    pub lines: Vec<String>,
 }
 
 impl Drop for Stress {

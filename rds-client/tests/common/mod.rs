@@ -1,11 +1,13 @@
 //! Nodes for tests: each pair at addresses of its own, so that tests run side by side.
 #![allow(dead_code, reason = "not every test uses everything")]
 
+pub(crate) mod paged;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::Duration;
 
-use rds_client::{Completion, Node, NodeBuilder, Received, Socket};
+use rds_client::{Completion, Event, Lease, Node, NodeBuilder, Received, Socket};
 
 /// TCP port of every node in these tests.
 pub(crate) const PORT: u16 = 26385;
@@ -93,4 +95,17 @@ pub(crate) fn completions(socket: &Socket, n: usize) -> Vec<Completion> {
         assert!(socket.wait_completions(&mut found, Some(LONG)) > 0, "only {found:?}");
     }
     found
+}
+
+/// What a node counted.
+pub(crate) fn received(node: &Node) -> rds_core::zerocopy::ReceiveCounts {
+    node.snapshot().zero_copy.recv.counts
+}
+
+/// The next message, in its own memory.
+pub(crate) fn lease(socket: &Socket) -> Lease {
+    match socket.recv_lease() {
+        Ok(Event::Message(message)) => message.payload,
+        other => panic!("a message was expected: {other:?}"),
+    }
 }

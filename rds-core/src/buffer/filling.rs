@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use super::pool::PoolBuffer;
+use crate::sys::region::MappedPages;
 
 /// Memory into which a message is received.
 pub enum Memory {
@@ -11,6 +12,8 @@ pub enum Memory {
     Heap(Box<[u8]>),
     /// Of the pool.
     Pool(PoolBuffer),
+    /// Pages in which TCP received a whole message.
+    Mapped(MappedPages),
 }
 
 impl Memory {
@@ -18,6 +21,7 @@ impl Memory {
         match self {
             Self::Heap(bytes) => bytes,
             Self::Pool(buffer) => buffer,
+            Self::Mapped(pages) => pages,
         }
     }
 }
@@ -67,12 +71,22 @@ impl Filling {
         self.memory.is_some()
     }
 
-    /// Gives it memory, at least as long as the message; what was there before is dropped. Only before the first byte came.
+    /// Whether it lies in pages in which TCP received it.
+    #[must_use]
+    pub const fn is_mapped(&self) -> bool {
+        matches!(self.memory, Some(Memory::Mapped(_)))
+    }
+
+    /// Gives it memory, at least as long as the message; what was there before is dropped. Only before the first byte came. With
+    /// [`Memory::Mapped`] it is whole at once.
     ///
     /// # Panics
     /// If `memory` is too short, or bytes have come.
     pub fn place(&mut self, memory: Memory) {
         assert!(memory.as_slice().len() >= self.len && self.filled == 0, "room for the whole message");
+        if matches!(memory, Memory::Mapped(_)) {
+            self.filled = self.len;
+        }
         self.memory = Some(memory);
     }
 
@@ -93,7 +107,8 @@ impl Filling {
         match &mut self.memory {
             Some(Memory::Heap(bytes)) => &mut bytes[range],
             Some(Memory::Pool(buffer)) => &mut buffer[range],
-            None => &mut [],
+            // What is mapped is whole, and cannot be written.
+            Some(Memory::Mapped(_)) | None => &mut [],
         }
     }
 

@@ -13,3 +13,5 @@ pub use chunk::Chunk;
 pub use filling::{Filling, Memory};
 pub use lent::{Lent, OnRelease, Owned, Terms};
 pub use pool::{Pool, PoolBuffer};
+
+pub use crate::sys::region::MappedPages;

@@ -1,6 +1,6 @@
 //! The reading end of a connection; only the holder of the poll right touches it.
 
-use std::io::{self, IoSliceMut, Read};
+use std::io::{self, IoSliceMut, Read as _};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::core::Core;
 use super::link::Link;
 use super::mailbox::Wakes;
+use super::mapper::{Mapper, Read};
 use super::shared::Shared;
 use crate::buffer::Filling;
 use crate::proto::{ConnId, Time};
@@ -54,6 +55,8 @@ pub(crate) struct Conn {
     pending: Vec<u8>,
     /// The message within which the stream stands.
     target: Option<Filling>,
+    /// How large messages are received; made with the first read.
+    mapper: Option<Mapper>,
 }
 
 impl Conn {
@@ -71,6 +74,7 @@ impl Conn {
             draining: false,
             pending: Vec::new(),
             target: None,
+            mapper: None,
         }
     }
 
@@ -99,7 +103,7 @@ impl Conn {
             return Progress::Empty;
         }
         shared.stats.reads.fetch_add(1, Relaxed);
-        let (appended, n, room) = match self.read(shared, buffer) {
+        let read = match self.read(shared, buffer) {
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.readable = false;
@@ -108,22 +112,15 @@ impl Conn {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Progress::More,
             Err(error) => return Progress::Ended(Some(error)),
         };
-        if appended + n == 0 {
-            return Progress::Ended(None);
+        if read.end {
+            return Progress::Ended(self.mapper.as_mut().and_then(Mapper::take_error));
         }
-        // Less than there was room for: the socket is empty, and whatever comes makes a new edge (epoll(7)).
-        if appended + n < room && !self.hangup {
+        // The socket is empty, and whatever comes makes a new edge (epoll(7)).
+        if read.empty && !self.hangup {
             self.readable = false;
         }
-        let complete = match &mut self.target {
-            Some(target) => {
-                target.advance(appended);
-                target.missing() == 0 || n > 0
-            }
-            None => true,
-        };
-        if complete {
-            self.feed(shared, &buffer[..n], wakes, dirty);
+        if read.feed {
+            self.feed(shared, &buffer[..read.input], wakes, dirty);
         }
         if self.paused {
             Progress::Paused
@@ -134,20 +131,27 @@ impl Conn {
         }
     }
 
-    /// Reads into the target's buffer first, then into `buffer`. Returns the bytes in each, and the room there was.
-    fn read(&mut self, shared: &Shared, buffer: &mut [u8]) -> io::Result<(usize, usize, usize)> {
+    fn read(&mut self, shared: &Shared, buffer: &mut [u8]) -> io::Result<Read> {
+        let mapper = self.mapper.get_or_insert_with(|| {
+            Mapper::new(&shared.maps, self.id, self.peer, shared.pins.modes(self.peer).1)
+        });
         let mut stream = &self.link.stream;
+        if mapper.is_exact() {
+            return mapper.read(shared.now(), stream, self.hangup, &mut self.target, &shared.pool, buffer);
+        }
+        // All that is there: into the message within which the stream stands first, then into `buffer`.
         let Some(target) = &mut self.target else {
             let n = stream.read(buffer)?;
-            return Ok((0, n, buffer.len()));
+            return Ok(Read { input: n, feed: n > 0, empty: n < buffer.len(), end: n == 0 });
         };
         if !target.has_memory() {
             target.place(shared.pool.memory(target.capacity()));
         }
         let (missing, room) = (target.missing(), target.missing() + buffer.len());
         let n = stream.read_vectored(&mut [IoSliceMut::new(target.unfilled()), IoSliceMut::new(buffer)])?;
-        let appended = n.min(missing);
-        Ok((appended, n - appended, room))
+        target.advance(n.min(missing));
+        // Less than there was room for: nothing is left.
+        Ok(Read { input: n.saturating_sub(missing), feed: n >= missing, empty: n < room, end: n == 0 })
     }
 
     /// Hands the node what was read, and keeps what it does not take.
@@ -157,24 +161,53 @@ impl Conn {
         let mut more = true;
         let (node, mut inbox) = core.with_inbox();
         if let Some(target) = self.target.take() {
+            if let Some(mapper) = &mut self.mapper {
+                mapper.finished(now, &target);
+            }
             more = node.return_target(now, self.id, target, &mut inbox).more;
         }
-        let mut used = 0;
+        let (mut used, mut large) = (0, (0, 0));
         if more && !input.is_empty() {
             let received = node.receive(now, self.id, input, &mut inbox);
             used = received.consumed;
             more = received.more;
+            large = received.large;
         }
         if more {
             self.target = node.take_target(self.id);
         }
+        let known = self.target.is_some() || large.0 > 0;
+        let known = known.then(|| (node.peer_segments(self.id), node.target_socket(self.id)));
         drop(inbox);
+        let known = known.map(|(announced, socket)| {
+            (announced, socket.and_then(|socket| core.mailbox(socket)?.receive_mode()))
+        });
         core.dispatch(now);
         *dirty |= core.is_unsettled();
         std::mem::swap(&mut core.wakes, wakes);
         drop(core);
+        if let (Some((announced, wanted)), Some(mapper)) = (known, &mut self.mapper) {
+            if large.0 > 0 {
+                mapper.passed(large, announced);
+            }
+            if let Some(target) = &self.target {
+                mapper.begin(now, target, announced, wanted);
+            }
+        }
         self.paused = !more;
         self.pending.extend_from_slice(&input[used..]);
+    }
+
+    /// To be called from time to time: see [`Mapper::tick`].
+    pub(crate) fn tick(&mut self) {
+        if let Some(mapper) = &mut self.mapper {
+            mapper.tick();
+        }
+    }
+
+    /// Whether [`Conn::tick`] is worth a call.
+    pub(crate) fn wants_tick(&self) -> bool {
+        self.mapper.as_ref().is_some_and(Mapper::is_active)
     }
 
     /// Gives the node what it lent, at the end of the connection.

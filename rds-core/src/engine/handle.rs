@@ -165,13 +165,15 @@ impl Engine {
     }
 
     fn add_zero_copy(&self, core: &Core, snapshot: &mut Snapshot) {
-        let pins = &self.shared().pins;
+        let (pins, maps) = (&self.shared().pins, &self.shared().maps);
         snapshot.zero_copy = pins.info(core.links().map(|link| link.path().counts()));
         snapshot.zero_copy.pool_bytes = self.shared().pool.free_bytes();
+        snapshot.zero_copy.recv = maps.info();
         for connection in snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections) {
             if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {
                 connection.zero_copy.send = Some(link.info(pins.now()));
             }
+            connection.zero_copy.recv = connection.conn.and_then(|conn| maps.path_info(conn));
         }
     }
 
@@ -181,7 +183,8 @@ impl Engine {
     pub fn set_zero_copy(&self, peer: IpAddr, send: Option<Mode>, receive: Option<Mode>) {
         let shared = self.shared();
         shared.pins.set_modes(peer, PathModes { send, receive });
-        let (send, _) = shared.pins.modes(peer);
+        let (send, receive) = shared.pins.modes(peer);
+        shared.maps.set_mode(peer, receive);
         shared.core().links().filter(|link| link.peer == peer).for_each(|link| link.set_mode(send));
     }
 

@@ -29,8 +29,8 @@ impl Deref for Bytes {
     }
 }
 
-/// A received message. Its bytes do not change while it is held; they lie in a buffer of the node's pool, which takes it back when
-/// the lease is dropped.
+/// A received message. Its bytes do not change while it is held; they lie in a buffer of the node's pool, or in the very pages in
+/// which TCP received them ([`Lease::is_mapped`]). Those take them back when the lease is dropped.
 ///
 /// A lease of more than 1 KiB counts as received and not taken while it is held: against the socket's receive buffer, past which the
 /// port is congested, and the node's receive budget, past which peers may send no more. It does not keep the node open.
@@ -55,6 +55,13 @@ impl Lease {
     pub(super) fn counted(bytes: Bytes, mailbox: &Arc<Mailbox>, shared: &Arc<Shared>) -> Self {
         let account = Account { mailbox: Arc::clone(mailbox), shared: Arc::downgrade(shared) };
         Self { bytes, account: Some(account) }
+    }
+
+    /// Whether the bytes were not copied since they came from the network: they lie in pages that the kernel has mapped. They begin at a
+    /// page then.
+    #[must_use]
+    pub fn is_mapped(&self) -> bool {
+        matches!(&self.bytes, Bytes::Large(message) if message.is_mapped())
     }
 
     /// The same bytes as shared, immutable ones; the lease goes with the last reference.

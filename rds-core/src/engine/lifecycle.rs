@@ -12,7 +12,7 @@ use socket2::SockRef;
 
 use super::conn::{Conn, Progress, Stage};
 use super::link::Link;
-use super::reactor::{ACCEPT_PAUSE, ACCEPTS, Reactor, deregister, enqueue};
+use super::reactor::{ACCEPT_PAUSE, ACCEPTS, Reactor, deregister, enqueue, first_map_tick};
 use super::shared::Shared;
 use super::tcp;
 use crate::proto::ConnId;
@@ -183,6 +183,9 @@ impl Reactor {
         }
         let progress = conn.serve(shared, &mut self.buffer, &mut self.wakes, &mut self.dirty);
         self.wakes.fire();
+        if self.map_tick_at.is_none() && conn.wants_tick() {
+            self.map_tick_at = Some(first_map_tick());
+        }
         let id = conn.id;
         match progress {
             Progress::More => enqueue(&mut self.ready, conn, index),

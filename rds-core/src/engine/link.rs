@@ -127,11 +127,12 @@ impl Link {
         let mut writer = self.writer();
         let (writer, gather) = &mut *writer;
         let pins = &self.sending.pinning.pins;
-        let before = self.sending.path.counts().fallbacks.refused;
+        let before = self.sending.path.counts().fallbacks;
         let mut wire = self.sending.wire(&self.stream, gather);
         let wrote = self.sending.path.write(writer, &mut wire, &mut batch.slices, &mut batch.released);
-        if self.sending.path.counts().fallbacks.refused > before {
-            pins.refused(self.sending.path.outstanding());
+        let after = self.sending.path.counts().fallbacks;
+        if after != before {
+            pins.fell_back(&before, &after, self.sending.path.outstanding());
         }
         self.pinned.store(writer.pinned(), Relaxed);
         if !batch.released.is_empty() {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::BytesMut;
@@ -19,6 +19,7 @@ use super::parker::Parker;
 use super::queue::Queue;
 use crate::buffer::{Chunk, OnRelease};
 use crate::proto::SocketId;
+use crate::zerocopy::Mode;
 
 /// What a queued message costs the node beside its payload; as the receive budget counts it.
 const OVERHEAD: u64 = 48;
@@ -137,6 +138,8 @@ pub(crate) struct Mailbox {
     expected: AtomicU64,
     /// Stands in a list of [`Wakes`].
     listed: AtomicBool,
+    /// Whether large messages are mapped; see [`Mailbox::receive_mode`].
+    receive_mode: AtomicU8,
 }
 
 impl Mailbox {
@@ -167,7 +170,24 @@ impl Mailbox {
             completion: OnceLock::new(),
             expected: AtomicU64::new(0),
             listed: AtomicBool::new(false),
+            receive_mode: AtomicU8::new(0),
         }
+    }
+
+    /// Whether large messages to this socket are mapped; `None`: as their path says.
+    pub(crate) fn receive_mode(&self) -> Option<Mode> {
+        [None, Some(Mode::Off), Some(Mode::On), Some(Mode::Auto)]
+            [usize::from(self.receive_mode.load(Relaxed) & 3)]
+    }
+
+    pub(crate) fn set_receive_mode(&self, mode: Option<Mode>) {
+        let number = match mode {
+            None => 0,
+            Some(Mode::Off) => 1,
+            Some(Mode::On) => 2,
+            Some(Mode::Auto) => 3,
+        };
+        self.receive_mode.store(number, Relaxed);
     }
 
     pub(crate) fn front(&self) -> MutexGuard<'_, Front> {

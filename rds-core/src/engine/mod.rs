@@ -35,6 +35,8 @@ mod lifecycle;
 mod link;
 mod log;
 mod mailbox;
+mod mapper;
+mod maps;
 mod options;
 mod parker;
 mod pins;

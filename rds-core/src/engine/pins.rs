@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use super::ZeroCopy;
 use super::parker::Parker;
-use crate::info::NodeZeroCopy;
+use crate::info::{NodeReceiveZeroCopy, NodeZeroCopy};
 use crate::proto::Time;
 use crate::sys::limits::MemoryLimits;
 use crate::wire::HEADER_LEN;
 use crate::zerocopy::controller::{AUTO_MINIMUM, ON_MINIMUM};
-use crate::zerocopy::{Budget, Full, Gauge, Limits, Mode, PathSettings, SendCounts, Share, WhenFull, charge};
+use crate::zerocopy::{
+    Budget, Fallbacks, Full, Gauge, Limits, Mode, PathSettings, SendCounts, Share, WhenFull, charge,
+};
 
 /// A line about a limit appears once in so long.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
@@ -51,13 +53,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The process's limits, as they were when it opened its first node.
-fn limits() -> MemoryLimits {
-    static LIMITS: OnceLock<MemoryLimits> = OnceLock::new();
-    *LIMITS.get_or_init(MemoryLimits::read)
-}
-
-/// What nodes without a limit of their own share, as they share RLIMIT_MEMLOCK.
+/// What nodes without a limit of their own share, as they share RLIMIT_MEMLOCK: as it was when the first of them was opened.
 fn process_budget(limits: &MemoryLimits) -> Arc<Budget> {
     static BUDGET: OnceLock<Arc<Budget>> = OnceLock::new();
     let pages = || system(limits).limit_pages(limits.page_size);
@@ -70,7 +66,7 @@ const fn system(limits: &MemoryLimits) -> Limits {
 
 impl Pins {
     pub(crate) fn new(settings: ZeroCopy, origin: Instant) -> Arc<Self> {
-        let limits = limits();
+        let limits = MemoryLimits::read();
         let budget = match settings.pin_limit {
             Some(bytes) => Arc::new(Budget::new(bytes / limits.page_size as u64)),
             None => process_budget(&limits),
@@ -210,30 +206,45 @@ impl Pins {
 
     // ---- telling -------------------------------------------------------------------------------------------------
 
-    /// The kernel refused to pin. Says so once in a while.
-    pub(crate) fn refused(&self, outstanding: usize) {
-        let mut warned = lock(&self.warned);
-        if warned.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
+    /// Says once in a while that messages were copied for want of room, which limit that is, and what to do.
+    pub(crate) fn fell_back(&self, before: &Fallbacks, after: &Fallbacks, outstanding: usize) {
+        let Fallbacks { budget, notifications, refused, .. } = *after;
+        let (budget, notifications, refused) =
+            (budget > before.budget, notifications > before.notifications, refused > before.refused);
+        if !(budget || notifications || refused) || !self.may_warn() {
             return;
         }
-        *warned = Some(Instant::now());
-        drop(warned);
-        // Which of the two it was the kernel does not say.
-        if let Some(bytes) = self.limits.memlock {
+        let optmem = self.limits.optmem;
+        if notifications || (refused && self.limits.memlock.is_none()) {
             tracing::warn!(
                 outstanding,
-                "the kernel pins no more memory for zero-copy sending (ENOBUFS), so payloads are copied: RLIMIT_MEMLOCK is \
-                 {bytes} bytes for all processes of this user; raise it (ulimit -l, LimitMEMLOCK= of systemd), or lower the \
-                 node's pin limit"
+                "payloads are copied, since the kernel keeps no more zero-copy notifications for the connection: \
+                 net.core.optmem_max is {optmem} bytes a socket; raise it (sysctl net.core.optmem_max)"
+            );
+        } else if let (Some(bytes), true) = (self.settings.pin_limit, budget) {
+            tracing::warn!(
+                outstanding,
+                "payloads are copied, since the node's pin limit of {bytes} bytes has no room for them: raise it, or send less at a time"
             );
         } else {
+            // Of a refusal the kernel does not say why; another process of the user may have what is missing.
+            let bytes = self.limits.memlock.unwrap_or(u64::MAX);
             tracing::warn!(
                 outstanding,
-                "the kernel has no room for another zero-copy notification (ENOBUFS), so payloads are copied: \
-                 net.core.optmem_max is {} bytes a socket; raise it (sysctl net.core.optmem_max)",
-                self.limits.optmem
+                "payloads are copied, since no more memory may be pinned for zero-copy sending: RLIMIT_MEMLOCK is {bytes} bytes \
+                 for all processes of this user, of which the nodes of this process take three quarters; raise it (ulimit -l, \
+                 LimitMEMLOCK= of systemd)"
             );
         }
+    }
+
+    fn may_warn(&self) -> bool {
+        let mut warned = lock(&self.warned);
+        let may = warned.is_none_or(|at| at.elapsed() >= WARN_INTERVAL);
+        if may {
+            *warned = Some(Instant::now());
+        }
+        may
     }
 
     /// A path is gone.
@@ -256,6 +267,7 @@ impl Pins {
             pool_bytes: 0,
             leaked_calls: LEAKED.load(Relaxed),
             send,
+            recv: NodeReceiveZeroCopy::default(),
         }
     }
 }
@@ -266,6 +278,6 @@ pub(crate) fn leaked(calls: u64) {
 }
 
 /// Whether an address is one of this host's.
-fn is_local(address: IpAddr) -> bool {
+pub(crate) fn is_local(address: IpAddr) -> bool {
     address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
 }

@@ -31,6 +31,8 @@ pub(super) const ACCEPTS: usize = 32;
 pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before writing again where the kernel had no memory.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// How often connections are asked whether they keep pages that nobody reads.
+const MAP_TICK: Duration = Duration::from_secs(1);
 /// How often paths are looked at while something is pinned.
 const TICK: Duration = Duration::from_secs(1);
 /// How long an attempt to connect may take.
@@ -52,6 +54,8 @@ pub(crate) struct Reactor {
     pub(super) ready: VecDeque<usize>,
     /// Connections with a deadline of the reactor's own; few.
     pub(super) timed: Vec<(Instant, ConnId)>,
+    /// When connections are asked for pages next, while any may have some.
+    pub(super) map_tick_at: Option<Instant>,
     /// The node may have something to transmit or to do.
     pub(super) dirty: bool,
     /// When the node wants to be called.
@@ -82,6 +86,7 @@ impl Reactor {
             conns: Vec::new(),
             ready: VecDeque::new(),
             timed: Vec::new(),
+            map_tick_at: None,
             dirty: true,
             next: None,
             buffer: vec![0; READ].into_boxed_slice(),
@@ -348,7 +353,18 @@ impl Reactor {
     // ---- deadlines -----------------------------------------------------------------------------------------------
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.timed.iter().map(|(at, _)| *at).chain(self.accept_at).chain(self.tick_at).min()
+        let ticks = self.tick_at.into_iter().chain(self.map_tick_at);
+        self.timed.iter().map(|(at, _)| *at).chain(self.accept_at).chain(ticks).min()
+    }
+
+    /// Has paths without traffic give up pages that nobody reads.
+    fn map_tick(&mut self, shared: &Shared) {
+        let now = Instant::now();
+        if self.map_tick_at.is_some_and(|at| at <= now) {
+            self.conns.iter_mut().flatten().for_each(Conn::tick);
+            let more = shared.maps.idle() || self.conns.iter().flatten().any(Conn::wants_tick);
+            self.map_tick_at = more.then(|| now + MAP_TICK);
+        }
     }
 
     /// Ends paths whose peer has taken nothing for too long: what is pinned for it must not stay so for ever. And gives free buffers
@@ -391,6 +407,9 @@ impl Reactor {
 
     fn expire(&mut self, shared: &Shared) {
         self.tick(shared);
+        if self.map_tick_at.is_some() {
+            self.map_tick(shared);
+        }
         if self.timed.is_empty() && self.accept_at.is_none() {
             return;
         }
@@ -421,6 +440,11 @@ impl Reactor {
             }
         }
     }
+}
+
+/// When to look at pages first, once a connection has some.
+pub(super) fn first_map_tick() -> Instant {
+    Instant::now() + MAP_TICK
 }
 
 pub(super) fn enqueue(ready: &mut VecDeque<usize>, conn: &mut Conn, index: usize) {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::Options;
 use super::core::Core;
 use super::mailbox::{Mailbox, Taken, Tally};
+use super::maps::Maps;
 use super::parker::Parker;
 use super::pins::Pins;
 use super::reactor::Reactor;
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     origin: Instant,
     pub(crate) stats: Stats,
     pub(crate) pool: Arc<Pool>,
+    pub(crate) maps: Arc<Maps>,
     pub(crate) pins: Arc<Pins>,
     /// Receives end: the node was shut down.
     pub(crate) stopped: AtomicBool,
@@ -60,6 +62,7 @@ impl Shared {
         pins: Arc<Pins>,
     ) -> Self {
         Self {
+            maps: Maps::new(options.zero_copy),
             options,
             listen_addr,
             pool: Arc::clone(&core.pool),

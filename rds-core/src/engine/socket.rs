@@ -108,6 +108,13 @@ impl Socket {
         }
     }
 
+    /// Sets whether large messages to this socket are mapped when they are received, whatever the node and the path say; `None` for as they
+    /// say. `On` maps what can be, also where it costs more and from peers on this host, which could change what they sent; `Off` copies. Applies
+    /// to messages that come from now on.
+    pub fn set_zero_copy_receive(&self, mode: impl Into<Option<Mode>>) {
+        self.mailbox.set_receive_mode(mode.into());
+    }
+
     /// Sets whether large payloads are sent without a copy, whatever the node and the path say; `None` for as they say. Applies to messages
     /// that are sent from now on.
     pub fn set_zero_copy_send(&self, mode: impl Into<Option<Mode>>) {

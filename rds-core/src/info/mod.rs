@@ -5,6 +5,6 @@ mod snapshot;
 
 pub use counters::{Counter, Counters};
 pub use snapshot::{
-    ConnectionInfo, ConnectionZeroCopy, MessageInfo, NodeZeroCopy, PeerInfo, SendZeroCopy, Snapshot,
-    SocketInfo,
+    ConnectionInfo, ConnectionZeroCopy, MessageInfo, NodeReceiveZeroCopy, NodeZeroCopy, PeerInfo,
+    ReceiveZeroCopy, SendZeroCopy, Snapshot, SocketInfo,
 };

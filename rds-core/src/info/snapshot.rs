@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use serde::Serialize;
 
 use super::Counters;
-use crate::zerocopy::{Decision, SendCounts};
+use crate::zerocopy::{Decision, ReceiveCounts, SendCounts};
 
 /// A node at one moment: what `rds-info` shows.
 #[derive(Clone, Debug, Serialize)]
@@ -91,6 +91,8 @@ pub struct NodeZeroCopy {
     pub leaked_calls: u64,
     /// Sending, all connections together.
     pub send: SendCounts,
+    /// Receiving, all connections together.
+    pub recv: NodeReceiveZeroCopy,
 }
 
 /// Zero copy of a connection.
@@ -99,6 +101,8 @@ pub struct NodeZeroCopy {
 pub struct ConnectionZeroCopy {
     /// Sending.
     pub send: Option<SendZeroCopy>,
+    /// Receiving; `None` before anything was read.
+    pub recv: Option<ReceiveZeroCopy>,
 }
 
 /// Sending without a copy on a connection.
@@ -118,6 +122,34 @@ pub struct SendZeroCopy {
     pub oldest_ms: u64,
     /// Bytes of payload in a segment now.
     pub segment: Option<u32>,
+}
+
+/// Receiving by mapping, of a node.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct NodeReceiveZeroCopy {
+    /// Bytes of pages that are being filled or held, or are free and still mapped.
+    pub region_bytes: u64,
+    /// Limit of the same.
+    pub map_limit: u64,
+    /// What was done, all connections together.
+    #[serde(flatten)]
+    pub counts: ReceiveCounts,
+}
+
+/// Receiving by mapping, of a connection.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct ReceiveZeroCopy {
+    /// What its controller does, and why.
+    pub decision: Decision,
+    /// What was done.
+    #[serde(flatten)]
+    pub counts: ReceiveCounts,
+    /// Pages that are being filled, or held by programs.
+    pub lent_pages: u32,
+    /// Pages that nobody holds and that are still mapped.
+    pub used_pages: u32,
 }
 
 /// One message in a queue.

@@ -21,13 +21,19 @@ pub struct Received {
     pub consumed: usize,
     /// Whether to go on reading. False means: stop reading until [`Action::Resume`]; the rest, if any, is to be kept.
     pub more: bool,
+    /// Messages of 4 KiB and more that lay whole in the input: payload bytes of all of them, and of the largest.
+    pub large: (u64, u32),
 }
+
+/// From this length on messages count as large in [`Received`].
+const LARGE: usize = 4096;
 
 impl Node {
     /// Bytes came in on a connection. After [`Action::Resume`] it is to be called even with an empty input.
     pub fn receive(&mut self, now: Time, conn: ConnId, input: &[u8], inbox: &mut impl Inbox) -> Received {
         let total = input.len();
         let mut rest = input;
+        let mut large = (0, 0);
         self.take_deferred(now, conn, inbox);
         let more = loop {
             let Some(c) = self.conns.get_mut(conn) else { break false };
@@ -37,6 +43,9 @@ impl Node {
             match c.decoder.next(&mut rest, MAX_MESSAGE + MAX_MESSAGE_SLACK) {
                 Ok(Item::NeedMore) => break true,
                 Ok(Item::Message { header, payload }) => {
+                    if payload.len() >= LARGE {
+                        large = (large.0 + payload.len() as u64, header.len.max(large.1));
+                    }
                     self.message(now, conn, header, Body::Borrowed(payload), inbox)
                 }
                 Ok(Item::Begin { header }) => self.begin(conn, header),
@@ -61,7 +70,7 @@ impl Node {
         };
         self.after_receive(conn);
         let gone = self.conns.get(conn).is_none();
-        Received { consumed: if gone { total } else { total - rest.len() }, more }
+        Received { consumed: if gone { total } else { total - rest.len() }, more, large }
     }
 
     /// When the connection stands inside a message that did not fit the input: takes its buffer, to be appended to
@@ -75,6 +84,13 @@ impl Node {
         let buffer = c.partial.as_mut()?.buffer.take()?;
         c.target_out = true;
         Some(buffer)
+    }
+
+    /// The socket to which the message goes within which the connection stands.
+    #[must_use]
+    pub fn target_socket(&self, conn: ConnId) -> Option<SocketId> {
+        let partial = self.conns.get(conn)?.partial.as_ref()?;
+        self.local.by_port(partial.header.dport)
     }
 
     /// Gives the buffer of [`Node::take_target`] back after 0 or more bytes were appended, never more than were missing.
@@ -98,7 +114,7 @@ impl Node {
         }
         self.after_receive(conn);
         let more = self.conns.get(conn).is_some_and(|c| !c.paused);
-        Received { consumed: 0, more }
+        Received { consumed: 0, more, large: (0, 0) }
     }
 
     /// Everything that was there on a connection named by [`Action::Drain`] was fed to [`Node::receive`].

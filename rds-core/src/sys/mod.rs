@@ -8,13 +8,13 @@
 #![allow(unsafe_code)]
 
 mod option;
-mod tcp;
 
 pub(crate) mod cpu;
 pub(crate) mod error_queue;
 pub(crate) mod limits;
 pub(crate) mod pages;
 pub(crate) mod region;
+mod tcp;
 mod zc_receive;
 pub(crate) mod zerocopy;
 

@@ -21,6 +21,7 @@ use std::fmt;
 use std::io;
 use std::ops::{Deref, Range};
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use part::page_size;
@@ -39,12 +40,15 @@ struct Owner {
     zap: Vec<Range<u32>>,
     /// Clean pages are not mapped. False once the kernel refused to unmap some.
     clean: bool,
+    /// Pages of this part that are counted in [`Shared::pages`].
+    counted: u32,
+    zaps: u64,
 }
 
 impl Owner {
     fn new(part: PartOwner, pages: u32, lap: u32) -> Self {
         let lent = vec![0; pages.div_ceil(64) as usize].into_boxed_slice();
-        Self { part, slots: Slots::new(pages, lap), lent, zap: Vec::new(), clean: true }
+        Self { part, slots: Slots::new(pages, lap), lent, zap: Vec::new(), clean: true, counted: 0, zaps: 0 }
     }
 
     fn lend(&mut self, pages: u32) -> Option<Run> {
@@ -89,6 +93,7 @@ impl Owner {
     fn zap(&mut self) {
         for range in self.zap.drain(..) {
             self.clean &= self.part.zap(range);
+            self.zaps += 1;
         }
     }
 
@@ -110,16 +115,20 @@ struct Shared {
     pages: u32,
     lap: u32,
     page: usize,
+    /// Pages that are lent or used, of all parts.
+    in_use: AtomicU64,
+    limit: u64,
     free: Mutex<Vec<Owner>>,
 }
 
 impl RegionPool {
     /// Address space for `paths` paths, of `bytes_per_path` each, rounded up to a multiple of 2 MiB. Parts are unmapped `lap`
-    /// bytes at a time. When more paths come, there will be more regions, for as many paths each.
+    /// bytes at a time. When more paths come, there will be more regions, for as many paths each. All paths together have
+    /// at most `limit` bytes mapped, whatever programs hold included.
     ///
     /// # Errors
     /// What the kernel says, if it does not map TCP sockets or has no address space.
-    pub(crate) fn new(paths: usize, bytes_per_path: usize, lap: usize) -> io::Result<Self> {
+    pub(crate) fn new(paths: usize, bytes_per_path: usize, lap: usize, limit: u64) -> io::Result<Self> {
         let page = page_size();
         let invalid =
             || io::Error::new(io::ErrorKind::InvalidInput, "a receive region of an impossible size");
@@ -128,7 +137,8 @@ impl RegionPool {
         let bytes = u32::try_from(bytes).map_err(|_| invalid())? as usize;
         let pages = u32::try_from(bytes / page).map_err(|_| invalid())?;
         let lap = u32::try_from(lap / page).unwrap_or(u32::MAX);
-        let pool = Shared { paths: paths.max(1), pages, lap, page, free: Mutex::new(Vec::new()) };
+        let (paths, limit, free) = (paths.max(1), limit / page as u64, Mutex::new(Vec::new()));
+        let pool = Shared { paths, pages, lap, page, in_use: AtomicU64::new(0), limit, free };
         pool.grow(&mut pool.free())?;
         Ok(Self { shared: Arc::new(pool) })
     }
@@ -144,12 +154,38 @@ impl RegionPool {
         }
         // One of which the least is held, for a path that has just ended may have left leases.
         let best = (0..free.len()).min_by_key(|i| free[*i].slots.lent_pages());
-        let owner = best.map(|i| free.swap_remove(i));
+        let mut owner = best.map(|i| free.swap_remove(i));
+        if let Some(owner) = &mut owner {
+            owner.zaps = 0;
+        }
         Ok(PathRegion { owner, pool: Arc::clone(&self.shared) })
     }
 }
 
+impl RegionPool {
+    /// Bytes that are lent, or mapped and free, of all parts, as of the last look at each.
+    pub(crate) fn bytes_in_use(&self) -> u64 {
+        self.shared.in_use.load(Ordering::Relaxed) * self.shared.page as u64
+    }
+
+    /// Looks after parts that no path has: unmaps what came back.
+    pub(crate) fn idle(&self) {
+        for owner in self.shared.free().iter_mut() {
+            owner.idle();
+            self.shared.count(owner);
+        }
+    }
+}
+
 impl Shared {
+    /// Counts the pages of a part that are in use now.
+    fn count(&self, owner: &mut Owner) {
+        let now = owner.slots.lent_pages() + owner.slots.used_pages();
+        // Wraps around where there are fewer than before.
+        self.in_use.fetch_add(u64::from(now).wrapping_sub(u64::from(owner.counted)), Ordering::Relaxed);
+        owner.counted = now;
+    }
+
     fn free(&self) -> MutexGuard<'_, Vec<Owner>> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -161,6 +197,15 @@ impl Shared {
     }
 }
 
+/// Why no pages can be lent at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// No run of so many pages is free: programs hold too many.
+    Held,
+    /// The node has as much mapped as it may.
+    Limit,
+}
+
 /// A path's part of a region. Whoever has it lends its pages, maps and unmaps.
 pub(crate) struct PathRegion {
     /// `None` only while it is dropped.
@@ -169,13 +214,26 @@ pub(crate) struct PathRegion {
 }
 
 impl PathRegion {
-    /// Pages for `pages` pages of payload, and one more, which a call needs whose last bytes cannot be mapped. `None` while
-    /// no such run is free: whoever asks copies instead.
-    pub(crate) fn target(&mut self, pages: u32) -> Option<MapTarget> {
-        let owner = self.owner.as_mut()?;
-        let with_spare = pages.checked_add(1).filter(|_| pages > 0)?;
-        let run = owner.lend(with_spare)?;
-        Some(MapTarget { run, clean: owner.clean })
+    /// Pages for `pages` pages of payload, and one more, which a call needs whose last bytes cannot be mapped.
+    ///
+    /// # Errors
+    /// [`NoRoom`] at the moment: whoever asks copies instead.
+    pub(crate) fn target(&mut self, pages: u32) -> Result<MapTarget, NoRoom> {
+        let owner = self.owner.as_mut().ok_or(NoRoom::Held)?;
+        let with_spare = pages.checked_add(1).filter(|_| pages > 0).ok_or(NoRoom::Held)?;
+        let room = |pool: &Shared| {
+            pool.in_use.load(Ordering::Relaxed).saturating_add(u64::from(with_spare)) <= pool.limit
+        };
+        if !room(&self.pool) {
+            owner.idle();
+            self.pool.count(owner);
+            if !room(&self.pool) {
+                return Err(NoRoom::Limit);
+            }
+        }
+        let run = owner.lend(with_spare);
+        self.pool.count(owner);
+        Ok(MapTarget { run: run.ok_or(NoRoom::Held)?, clean: owner.clean })
     }
 
     /// Hands out what was mapped: the payload, complete or not, and, where the stream went on in a page that could be
@@ -186,6 +244,7 @@ impl PathRegion {
         let unused = run.split_off(run.mapped());
         if let Some(owner) = &mut self.owner {
             owner.unused(unused);
+            self.pool.count(owner);
         }
         let surplus = run.split_off(payload);
         (MappedPages { run }, (surplus.pages() > 0).then_some(MappedPages { run: surplus }))
@@ -195,12 +254,19 @@ impl PathRegion {
     pub(crate) fn idle(&mut self) {
         if let Some(owner) = &mut self.owner {
             owner.idle();
+            self.pool.count(owner);
         }
     }
 
     /// The addresses of the part.
+    #[cfg(test)]
     pub(crate) fn addresses(&self) -> Range<usize> {
         self.owner.as_ref().map_or(0..0, |o| o.part.addresses())
+    }
+
+    /// Calls that unmapped pages, since the path has the part.
+    pub(crate) fn zaps(&self) -> u64 {
+        self.owner.as_ref().map_or(0, |o| o.zaps)
     }
 
     /// Pages that are held, as of the last look.
@@ -218,6 +284,7 @@ impl Drop for PathRegion {
     fn drop(&mut self) {
         if let Some(mut owner) = self.owner.take() {
             owner.idle();
+            self.pool.count(&mut owner);
             self.pool.free().push(owner);
         }
     }
@@ -272,7 +339,7 @@ impl MapTarget {
 
 /// Pages of a message's payload as TCP received them: a lease. They stay where they are, with the bytes that they have, until this is
 /// dropped, whatever becomes of connection and region. Begins at a multiple of the page size.
-pub(crate) struct MappedPages {
+pub struct MappedPages {
     /// All mapped.
     run: Run,
 }

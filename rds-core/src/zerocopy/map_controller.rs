@@ -18,7 +18,7 @@ use super::{Decision, Mode, Reason};
 use crate::proto::Time;
 
 /// Least length that `auto` maps, in bytes.
-const AUTO_MINIMUM: usize = 64 << 10;
+pub const AUTO_MINIMUM: usize = 64 << 10;
 /// A share of messages not mapped whole that is too many.
 const TOO_MANY: f32 = 0.1;
 /// The first try again. The sender begins each message anew, so what broke the alignment is often over at once.
@@ -64,6 +64,25 @@ impl MapController {
     pub const fn with_page_size(mut self, bytes: usize) -> Self {
         self.page_size = if bytes == 0 { 1 } else { bytes };
         self
+    }
+
+    /// The mode that is set.
+    #[must_use]
+    pub const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Whether messages of `len` bytes may ever be mapped as things are: if so, [`MapController::choose`] is to be asked for each of
+    /// them before any byte of it is read.
+    #[must_use]
+    pub const fn is_eligible(&self, len: usize, announced: bool) -> bool {
+        let whole = len >= self.page_size && len.is_multiple_of(self.page_size);
+        announced
+            && match self.mode {
+                Mode::Off => false,
+                Mode::On => whole,
+                Mode::Auto => whole && !self.local_peer && len >= AUTO_MINIMUM,
+            }
     }
 
     /// Whether to map a message of `len` bytes. `announced`: the peer said on this connection that it sends by the

@@ -10,6 +10,7 @@
 //! * [`budget`]: pages that may be pinned, for a node and for each of its sockets.
 //! * [`controller`], [`map_controller`]: whether a message is pinned when sent, or mapped when received.
 //! * [`compare`]: what two ways of moving a message cost, measured seldom and judged robustly.
+//! * [`receiving`]: what a path counts while it receives.
 //! * [`slots`]: which pages of a region are filled next, and when those that were used are unmapped.
 //! * [`mode`]: settings of the controllers, and what they report.
 
@@ -22,6 +23,7 @@ pub mod map_controller;
 pub mod mode;
 pub mod plan;
 mod probe;
+pub mod receiving;
 pub mod shared;
 pub mod slots;
 pub mod writer;
@@ -33,6 +35,7 @@ pub use ledger::{Ledger, Notified, Released, charge};
 pub use map_controller::MapController;
 pub use mode::{Decision, Mode, Reason};
 pub use plan::{Call, Piece, next_call};
+pub use receiving::{CopiedBytes, CopyReason, ReceiveCounts};
 pub use shared::SharedLedger;
 pub use slots::Slots;
 pub use writer::{

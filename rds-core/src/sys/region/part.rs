@@ -156,6 +156,7 @@ impl PartOwner {
         Arc::ptr_eq(&self.part, &run.part)
     }
 
+    #[cfg(test)]
     pub(super) fn addresses(&self) -> Range<usize> {
         self.part.address(0) as usize..self.part.address(self.pages) as usize
     }

@@ -13,7 +13,7 @@ const K: usize = 1 << 10;
 const M: usize = 1 << 20;
 
 fn region() -> PathRegion {
-    RegionPool::new(1, 2 * M, M).unwrap().take().unwrap()
+    RegionPool::new(1, 2 * M, M, u64::MAX).unwrap().take().unwrap()
 }
 
 /// Waits until `bytes` have come, without taking them.
@@ -28,7 +28,7 @@ fn flow(len: usize, count: usize) {
     let payloads = payloads(len);
     let (a, b) = pair();
     let sender = sender(a, Arc::clone(&payloads), vec![len; count]);
-    let pool = RegionPool::new(1, 4 * M, 2 * M).unwrap();
+    let pool = RegionPool::new(1, 4 * M, 2 * M, u64::MAX).unwrap();
     let mut receiver = Receiver::new(b, pool.take().unwrap());
     let part = receiver.region.addresses();
     assert_eq!(part.start % ALIGN, 0);
@@ -210,7 +210,7 @@ fn a_message_survives_every_way_in_which_alignment_breaks() {
 #[test]
 fn impossible_sizes_are_errors() {
     for (paths, bytes) in [(1, usize::MAX), (1, 4 << 30), (usize::MAX, M), (1 << 40, M)] {
-        assert!(RegionPool::new(paths, bytes, M).is_err(), "{paths} of {bytes}");
+        assert!(RegionPool::new(paths, bytes, M, u64::MAX).is_err(), "{paths} of {bytes}");
     }
 }
 

@@ -46,7 +46,7 @@ fn while_all_pages_are_held_messages_are_copied_and_mapped_again_later() {
     let sender = sender(a, Arc::clone(&payloads), vec![len; 600]);
     let mut receiver = Receiver::new(b, region());
     let held: Vec<_> = (0..300).map(|_| receiver.next().unwrap()).collect();
-    assert!(receiver.region.target(16).is_none());
+    assert!(receiver.region.target(16).is_err());
     assert!(matches!(held[299], Payload::Copied(_)));
     let pages: usize =
         held.iter().map(|m| if let Payload::Mapped(m) = m { m.len() / page_size() } else { 0 }).sum();
@@ -93,7 +93,7 @@ fn leases_outlive_connection_target_region_and_pool_in_any_order() {
         let (a, b) = pair();
         send(&a, &[&payload], libc::MSG_ZEROCOPY | libc::MSG_EOR);
         wait_for(&b, payload.len());
-        let pool = RegionPool::new(2, 2 * M, M).unwrap();
+        let pool = RegionPool::new(2, 2 * M, M, u64::MAX).unwrap();
         let mut region = pool.take().unwrap();
         let mut target = region.target(1).unwrap();
         target.receive(b.as_fd(), None).unwrap();
@@ -121,7 +121,7 @@ fn leases_outlive_connection_target_region_and_pool_in_any_order() {
 fn a_part_that_comes_back_keeps_its_leases_from_the_next_path() {
     let len = 64 * K;
     let payloads = payloads(len);
-    let pool = RegionPool::new(1, 2 * M, M).unwrap();
+    let pool = RegionPool::new(1, 2 * M, M, u64::MAX).unwrap();
     let mut held = Vec::new();
     for round in 0..4 {
         let (a, b) = pair();
@@ -169,7 +169,7 @@ fn pages_stay_mapped_for_their_holder_and_not_longer_than_a_lap() {
     drop(again);
     // Round the part once, without a word about idleness.
     (0..512).for_each(|_| drop(receive(&mut region)));
-    assert!(region.used_pages() <= 512);
+    assert!(region.used_pages() <= 256 + 3, "no more than a lap is kept");
     assert!(*held == *payload);
     drop((region, held));
     assert!(!is_mapped(at), "with the last lease the address space goes");
@@ -183,26 +183,26 @@ fn an_abandoned_target_gives_its_pages_back() {
     wait_for(&b, payload.len());
     let mut region = region();
     let mut target = region.target(511).unwrap();
-    assert!(region.target(1).is_none());
+    assert!(region.target(1).is_err());
     target.receive(b.as_fd(), None).unwrap();
     drop(target);
-    assert!(region.target(511).is_some(), "all 512 are free again");
-    assert!(region.target(512).is_none() && region.target(0).is_none() && region.target(u32::MAX).is_none());
+    assert!(region.target(511).is_ok(), "all 512 are free again");
+    assert!(region.target(512).is_err() && region.target(0).is_err() && region.target(u32::MAX).is_err());
 }
 
 #[test]
 fn a_target_may_be_finished_by_another_region() {
-    let pool = RegionPool::new(2, 2 * M, M).unwrap();
+    let pool = RegionPool::new(2, 2 * M, M, u64::MAX).unwrap();
     let (mut one, mut other) = (pool.take().unwrap(), pool.take().unwrap());
     let target = one.target(511).unwrap();
     let (lease, surplus) = other.finish(target);
     assert!(lease.is_empty() && surplus.is_none());
-    assert!(one.target(511).is_some() && other.target(511).is_some());
+    assert!(one.target(511).is_ok() && other.target(511).is_ok());
 }
 
 #[test]
 fn more_paths_than_foreseen_get_parts_of_their_own() {
-    let pool = RegionPool::new(2, 3 * M, M).unwrap();
+    let pool = RegionPool::new(2, 3 * M, M, u64::MAX).unwrap();
     let mut parts: Vec<_> = (0..6).map(|_| pool.take().unwrap()).collect();
     let mut ranges: Vec<_> = parts.iter().map(PathRegion::addresses).collect();
     ranges.sort_by_key(|r| r.start);
@@ -240,7 +240,28 @@ fn leases_come_back_from_many_threads_at_once() {
         drop(to);
         thread.join().unwrap();
     }
-    assert!(receiver.region.target(511).is_some(), "everything came back");
+    assert!(receiver.region.target(511).is_ok(), "everything came back");
     drop(receiver);
     sender.join().unwrap();
+}
+
+#[test]
+fn all_paths_together_keep_to_the_limit_of_mapped_bytes() {
+    let page = page_size() as u64;
+    let pool = RegionPool::new(2, 2 * M, M, 100 * page).unwrap();
+    let (mut one, mut other) = (pool.take().unwrap(), pool.take().unwrap());
+    let first = one.target(59).unwrap();
+    assert_eq!(pool.bytes_in_use(), 60 * page);
+    assert_eq!(other.target(40).err(), Some(NoRoom::Limit));
+    let second = other.target(39).unwrap();
+    assert_eq!(one.target(1).err(), Some(NoRoom::Limit));
+    drop(first);
+    // What came back is noticed by its owner.
+    assert!(one.target(59).is_ok());
+    drop(one);
+    drop(second);
+    pool.idle();
+    assert_eq!(pool.bytes_in_use(), 40 * page, "the other path has not looked");
+    other.idle();
+    assert_eq!(pool.bytes_in_use(), 0);
 }

@@ -208,7 +208,7 @@ impl Receiver {
         let pages = (len / page) as u32;
         if self.pending.is_empty()
             && len.is_multiple_of(page)
-            && let Some(mut target) = self.region.target(pages)
+            && let Ok(mut target) = self.region.target(pages)
         {
             let mut next = [0; HEADER_LEN];
             loop {
