@@ -1,6 +1,7 @@
 //! The simulator's model of MSG_ZEROCOPY does what was measured of Linux: numbers, notifications, limits, ends.
 
 use std::net::IpAddr;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use rds_core::buffer::{Chunk, Owned};
@@ -84,7 +85,7 @@ fn record(first: u32, last: u32, copied: bool) -> Record {
 fn each_call_that_takes_bytes_has_a_number_whatever_it_takes() {
     let mut b = Bench::new(ZeroCopy::default(), 1 << 20);
     let payload = b.payload(100_000);
-    assert_eq!(b.net.pin(b.now, b.end, &[payload.clone()], 10).map(|r| r.0), Ok(10), "a short call");
+    assert_eq!(b.net.pin(b.now, b.end, from_ref(&payload), 10).map(|r| r.0), Ok(10), "a short call");
     assert_eq!(b.net.write(b.now, b.end, &[payload.slice(10..20)], usize::MAX), 10, "no number");
     assert_eq!(b.pin(&[payload.slice(20..payload.len())]).map(|r| r.0), Ok(99_980));
     b.run(SEC);
@@ -98,10 +99,10 @@ fn a_call_that_is_refused_has_no_number_and_no_charge() {
     let large = b.payload(99 << 12);
     assert_eq!(b.pin(&[large]).map(|r| r.0), Err(Refused::Memlock), "101 pages");
     let fits = b.payload(98 << 12);
-    assert_eq!(b.pin(&[fits.clone()]).map(|r| r.0), Ok(98 << 12));
+    assert_eq!(b.pin(from_ref(&fits)).map(|r| r.0), Ok(98 << 12));
     assert_eq!(b.net.pinned(0), 100);
     let one = b.payload(1);
-    assert_eq!(b.pin(&[one.clone()]).map(|r| r.0), Err(Refused::Memlock));
+    assert_eq!(b.pin(from_ref(&one)).map(|r| r.0), Err(Refused::Memlock));
     b.run(SEC);
     b.net.disconnect(b.now, b.end);
     assert_eq!(b.pin(&[one]).map(|r| r.0), Err(Refused::Broken));
@@ -112,7 +113,7 @@ fn a_call_that_is_refused_has_no_number_and_no_charge() {
 fn a_full_send_buffer_is_no_want_of_memory() {
     let mut b = Bench::new(ZeroCopy::default(), 8 << 10);
     let payload = b.payload(2 << 20);
-    assert_eq!(b.pin(&[payload.clone()]).map(|r| r.0), Ok(1 << 20));
+    assert_eq!(b.pin(from_ref(&payload)).map(|r| r.0), Ok(1 << 20));
     assert_eq!(b.pin(&[payload.slice(1 << 20..2 << 20)]).map(|r| r.0), Err(Refused::Full));
     assert_eq!(b.net.pinned(0), 514, "a short call is charged for all that it was offered");
 }
@@ -125,7 +126,7 @@ fn notifications_that_are_not_read_count_against_optmem_unless_they_merge() {
         assert!(b.pin(&[payload.slice(i * 10_000..(i + 1) * 10_000)]).is_ok());
     }
     let more = b.payload(10);
-    assert_eq!(b.pin(&[more.clone()]).map(|r| r.0), Err(Refused::Optmem));
+    assert_eq!(b.pin(from_ref(&more)).map(|r| r.0), Err(Refused::Optmem));
     b.net.read(b.now, b.end.peer(), usize::MAX, &mut Vec::new());
     b.run(SEC);
     for _ in 0..3 {
@@ -154,7 +155,7 @@ fn a_call_is_over_when_the_peers_tcp_has_it_read_or_not() {
 fn a_closed_window_holds_a_call_and_its_pages() {
     let mut b = Bench::new(ZeroCopy::default(), 8 << 10);
     let payload = b.payload(50_000);
-    b.pin(&[payload.clone()]).unwrap();
+    b.pin(from_ref(&payload)).unwrap();
     b.run(60 * SEC);
     assert_eq!((b.reap(), b.net.pinned(0)), (vec![], 14));
     // What is read from the memory is what lies there when the peer makes room.
@@ -185,7 +186,7 @@ fn copied_is_said_of_a_whole_notification() {
     let mut b = Bench::new(ZeroCopy { copies: 255, ..ZeroCopy::default() }, 1 << 20);
     for _ in 0..3 {
         let payload = b.payload(5000);
-        b.pin(&[payload.clone()]).unwrap();
+        b.pin(from_ref(&payload)).unwrap();
         b.run(SEC);
         drop(payload);
     }
@@ -237,7 +238,7 @@ fn a_reset_and_a_disconnect_end_all_calls_at_once_not_copied() {
 fn a_socket_that_is_closed_with_calls_outstanding_goes_on_sending_and_never_tells() {
     let mut b = Bench::new(ZeroCopy::default(), 8 << 10);
     let payload = b.payload(20_000);
-    b.pin(&[payload.clone()]).unwrap();
+    b.pin(from_ref(&payload)).unwrap();
     b.net.close(b.now, b.end);
     assert!(b.broken().is_some_and(|text| text.contains("1 notifications")));
     let mut got = Vec::new();
@@ -254,7 +255,7 @@ fn another_process_of_the_user_counts_as_well() {
     let mut b = Bench::new(ZeroCopy { memlock: Some(64 << 12), ..ZeroCopy::default() }, 1 << 20);
     let payload = b.payload(1000);
     b.net.lock_elsewhere(0, 63);
-    assert_eq!(b.pin(&[payload.clone()]).map(|r| r.0), Err(Refused::Memlock));
+    assert_eq!(b.pin(from_ref(&payload)).map(|r| r.0), Err(Refused::Memlock));
     b.net.lock_elsewhere(0, 0);
     assert!(b.pin(&[payload]).is_ok());
     let _ = b.broken();

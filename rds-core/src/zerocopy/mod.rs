@@ -6,7 +6,8 @@
 //! * [`ledger`]: which calls with `MSG_ZEROCOPY` the kernel has not notified yet, and what each of them holds.
 //! * [`shared`]: the same for a thread that writes and one that reaps.
 //! * [`plan`]: how a run of stream pieces is cut into calls so that the receiver can map the pages.
-//! * [`writer`]: all of a socket's sending side, over these; [`closing`]: its end.
+//! * [`writer`]: all of a socket's sending side, over these; [`calls`]: what it needs of the socket; [`counts`]: what it did;
+//!   [`closing`]: its end.
 //! * [`budget`]: pages that may be pinned, for a node and for each of its sockets.
 //! * [`controller`], [`map_controller`]: whether a message is pinned when sent, or mapped when received.
 //! * [`compare`]: what two ways of moving a message cost, measured seldom and judged robustly.
@@ -15,9 +16,12 @@
 //! * [`mode`]: settings of the controllers, and what they report.
 
 pub mod budget;
+pub mod calls;
 pub mod closing;
 pub mod compare;
 pub mod controller;
+mod controllers;
+pub mod counts;
 pub mod ledger;
 pub mod map_controller;
 pub mod mode;
@@ -29,8 +33,10 @@ pub mod slots;
 pub mod writer;
 
 pub use budget::{Budget, Full, Limits, Share, WhenFull};
+pub use calls::{Ending, Held, Refusal, Stop, Wire, Wrote};
 pub use closing::{Closing, Step};
 pub use controller::{Choice, SendController};
+pub use counts::{Fallbacks, Gauge, SendCounts};
 pub use ledger::{Ledger, Notified, Released, charge};
 pub use map_controller::MapController;
 pub use mode::{Decision, Mode, Reason};
@@ -38,6 +44,4 @@ pub use plan::{Call, Piece, next_call};
 pub use receiving::{CopiedBytes, CopyReason, ReceiveCounts};
 pub use shared::SharedLedger;
 pub use slots::Slots;
-pub use writer::{
-    Ending, Fallbacks, Gauge, Held, PathSettings, Refusal, SendCounts, SendPath, Stop, Wire, Writer, Wrote,
-};
+pub use writer::{PathSettings, SendPath, Writer};

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::controller::{AUTO_MINIMUM, ON_MINIMUM};
-use super::{
-    Budget, Choice, Decision, Full, Mode, Piece, Released, SendController, Share, SharedLedger, charge,
-    next_call,
-};
+use super::calls::{Ending, Held, Refusal, Stop, Wire, Wrote};
+use super::controller::ON_MINIMUM;
+use super::controllers::Controllers;
+use super::counts::{Gauge, SendCounts};
+use super::{Budget, Choice, Decision, Full, Mode, Piece, Released, Share, SharedLedger, charge, next_call};
 use crate::buffer::Chunk;
 use crate::proto::Time;
 
@@ -25,168 +25,6 @@ use crate::proto::Time;
 const MAX_PIECES: usize = 1024;
 /// Empty vectors kept for the next calls.
 const SPARE: usize = 32;
-
-/// How a call ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ending {
-    /// What comes next starts a new segment buffer (MSG_EOR).
-    pub record: bool,
-    /// More follows at once (MSG_MORE); without it the data waits for 200 ms.
-    pub more: bool,
-}
-
-/// Why a call took nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The send buffer has no room; an event tells when it has again.
-    Full,
-    /// No memory: of a call that pins, no more may be pinned (ENOBUFS). No event tells when there is some.
-    NoMemory,
-    /// These pages cannot be pinned (EFAULT).
-    Unpinnable,
-    /// The connection is broken.
-    Failed,
-}
-
-/// What the kernel may read: references that must live until the call that was given them is notified.
-pub trait Held {
-    /// What was given to the call.
-    fn pieces(&self) -> &[Chunk];
-    /// The references. To be called when the call was notified, and not before.
-    fn release(self) -> Vec<Chunk>;
-}
-
-/// One TCP socket.
-pub trait Wire {
-    /// What a pinned call holds.
-    type Held: Held;
-
-    /// The time.
-    fn now(&self) -> Time;
-
-    /// CPU time that this thread has used.
-    fn cpu_time(&self) -> Duration;
-
-    /// One call that copies: the bytes it took, at least one.
-    ///
-    /// # Errors
-    /// It took nothing.
-    fn copy(&mut self, pieces: &[Chunk], ending: Ending) -> Result<usize, Refusal>;
-
-    /// One call that pins: the bytes it took, at least one. It uses up a number of the socket.
-    ///
-    /// # Errors
-    /// It took nothing, used up no number, and gives the pieces back.
-    fn pin(
-        &mut self,
-        pieces: Vec<Chunk>,
-        ending: Ending,
-    ) -> Result<(usize, Self::Held), (Refusal, Vec<Chunk>)>;
-
-    /// Reads all notifications that are there: first and last number, and whether the kernel copied.
-    fn reap(&mut self, on: &mut dyn FnMut(u32, u32, bool));
-}
-
-/// What a write came to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wrote {
-    /// Bytes that TCP has.
-    pub bytes: usize,
-    /// Why not all.
-    pub stop: Option<Stop>,
-}
-
-/// Why not all was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
-    /// TCP's send buffer is full.
-    Full,
-    /// The kernel has no memory at the moment, and no event will tell.
-    NoMemory,
-    /// The connection is broken.
-    Failed,
-}
-
-/// Why messages that were to be pinned were copied, and how many.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Fallbacks {
-    /// The budget of pages had no room.
-    pub budget: u64,
-    /// Too many notifications were outstanding for `optmem_max`.
-    pub notifications: u64,
-    /// The kernel refused (ENOBUFS).
-    pub refused: u64,
-    /// The payload's pages cannot be pinned.
-    pub unpinnable: u64,
-}
-
-/// What a path did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct SendCounts {
-    /// Calls that pinned.
-    pub calls: u64,
-    /// Bytes that they took.
-    pub bytes: u64,
-    /// Calls that were notified.
-    pub notified: u64,
-    /// Of these, calls of which the kernel said that it copied.
-    pub copied: u64,
-    /// Times that notifications were looked for.
-    pub reaps: u64,
-    /// Records that were found.
-    pub records: u64,
-    /// Numbers in records that no call had: 0, unless the kernel is at fault.
-    pub unknown: u64,
-    /// Messages copied for want of room.
-    pub fallbacks: Fallbacks,
-}
-
-impl SendCounts {
-    /// Adds another path's.
-    pub fn add(&mut self, other: &Self) {
-        self.calls += other.calls;
-        self.bytes += other.bytes;
-        self.notified += other.notified;
-        self.copied += other.copied;
-        self.reaps += other.reaps;
-        self.records += other.records;
-        self.unknown += other.unknown;
-        self.fallbacks.budget += other.fallbacks.budget;
-        self.fallbacks.notifications += other.fallbacks.notifications;
-        self.fallbacks.refused += other.fallbacks.refused;
-        self.fallbacks.unpinnable += other.fallbacks.unpinnable;
-    }
-}
-
-/// Pages pinned by all paths of a node.
-#[derive(Debug, Default)]
-pub struct Gauge {
-    now: AtomicU64,
-    max: AtomicU64,
-}
-
-impl Gauge {
-    /// Pages pinned now.
-    #[must_use]
-    pub fn now(&self) -> u64 {
-        self.now.load(Relaxed)
-    }
-
-    /// Most pages pinned at one time.
-    #[must_use]
-    pub fn max(&self) -> u64 {
-        self.max.load(Relaxed)
-    }
-
-    fn add(&self, pages: u32) {
-        let now = self.now.fetch_add(u64::from(pages), Relaxed) + u64::from(pages);
-        self.max.fetch_max(now, Relaxed);
-    }
-
-    fn sub(&self, pages: u32) {
-        self.now.fetch_sub(u64::from(pages), Relaxed);
-    }
-}
 
 /// Pages that a call was charged.
 #[derive(Debug)]
@@ -260,44 +98,6 @@ pub struct PathSettings {
     pub gauge: Arc<Gauge>,
 }
 
-#[derive(Debug)]
-struct Controllers {
-    mode: Mode,
-    path: SendController,
-    /// For messages that want `auto` on a path that is off or on.
-    auto: Option<Box<SendController>>,
-}
-
-impl Controllers {
-    /// Whether a message is copied in any case, now and later: nothing to be remembered.
-    fn copies(&self, wanted: Option<Mode>, len: usize) -> bool {
-        match wanted.unwrap_or(self.mode) {
-            Mode::Off => true,
-            Mode::On => len < ON_MINIMUM,
-            Mode::Auto => len < AUTO_MINIMUM,
-        }
-    }
-
-    fn choose(&mut self, now: Time, wanted: Option<Mode>, len: usize, local_peer: bool) -> Choice {
-        match wanted.unwrap_or(self.mode) {
-            Mode::Off => Choice::default(),
-            Mode::On => Choice { pin: len >= ON_MINIMUM, measure: false },
-            Mode::Auto if self.mode == Mode::Auto => self.path.choose(now, len),
-            Mode::Auto => {
-                let new = || Box::new(SendController::new(Mode::Auto, local_peer));
-                self.auto.get_or_insert_with(new).choose(now, len)
-            }
-        }
-    }
-
-    fn each(&mut self, mut f: impl FnMut(&mut SendController)) {
-        f(&mut self.path);
-        if let Some(auto) = &mut self.auto {
-            f(auto);
-        }
-    }
-}
-
 /// One TCP socket's sending side. See the [module](self).
 #[derive(Debug)]
 pub struct SendPath<H> {
@@ -336,10 +136,9 @@ impl<H: Held> SendPath<H> {
     /// The path of a socket whose next call has the number `id`.
     #[must_use]
     pub fn starting_at(settings: PathSettings, id: u32) -> Self {
-        let path = SendController::new(settings.mode, settings.local_peer);
         Self {
             ledger: SharedLedger::starting_at(id),
-            controllers: Mutex::new(Controllers { mode: settings.mode, path, auto: None }),
+            controllers: Mutex::new(Controllers::new(settings.mode, settings.local_peer)),
             share: Arc::new(Share::new(&settings.budget)),
             counts: Mutex::default(),
             spare: Mutex::default(),
@@ -353,9 +152,7 @@ impl<H: Held> SendPath<H> {
 
     /// Changes the mode, for messages that begin from now on.
     pub fn set_mode(&self, mode: Mode) {
-        let mut controllers = lock(&self.controllers);
-        controllers.mode = mode;
-        controllers.path.set_mode(mode);
+        lock(&self.controllers).set_mode(mode);
     }
 
     // ---- writing -------------------------------------------------------------------------------------------------
@@ -656,7 +453,7 @@ impl<H: Held> SendPath<H> {
 
     /// What its controller does, and why.
     pub fn decision(&self) -> Decision {
-        lock(&self.controllers).path.state()
+        lock(&self.controllers).state()
     }
 }
 

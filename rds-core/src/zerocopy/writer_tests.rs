@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::buffer::{OnRelease, Owned, Terms};
-use crate::zerocopy::{Closing, Limits};
+use crate::zerocopy::{Closing, Fallbacks, Limits};
 
 /// What payloads say when they are free.
 #[derive(Default)]

@@ -129,13 +129,10 @@ impl Plan {
         if kernels && !KNOWN.kernels_connections_read_in_any_order {
             hosts.iter_mut().for_each(|h| h.temper.reverse = 0);
         }
-        for f in &mut faults {
-            // While it stands still, resets make several connections of a kernel wait to be accepted.
-            let known =
-                KNOWN.kernels_connections_read_in_any_order || !kernels || hosts[f.host].kind.is_kernel();
-            if f.kind == Fault::NeverReads && !known {
-                (f.kind, f.until) = (Fault::Freeze, f.until.min(f.at + 10 * SEC));
-            }
+        for f in faults.iter_mut().filter(|f| kernels && f.kind == Fault::NeverReads) {
+            // No kernel stands still for so long; and while a node does, resets would make several connections of a kernel
+            // wait to be accepted (`KNOWN.kernels_connections_read_in_any_order`).
+            (f.kind, f.until) = (Fault::Freeze, f.until.min(f.at + 10 * SEC));
         }
         if faults.iter().any(|f| TAKES_ALL_LANES.contains(&f.kind)) {
             // A kernel that does not answer pings never tells a new life of its peer how many lanes it uses.

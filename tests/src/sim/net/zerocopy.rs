@@ -121,6 +121,9 @@ struct Call {
     tickets: Vec<Arc<Ticket>>,
 }
 
+/// A record of an error queue, and what it ends.
+type Told = (Record, Vec<Arc<Life>>, Vec<Arc<Ticket>>);
+
 /// A socket's side of it.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
@@ -128,7 +131,7 @@ pub(super) struct Calls {
     next: Option<u32>,
     serial: u64,
     open: BTreeMap<u64, Call>,
-    errors: VecDeque<(Record, Vec<Arc<Life>>, Vec<Arc<Ticket>>)>,
+    errors: VecDeque<Told>,
 }
 
 impl Calls {

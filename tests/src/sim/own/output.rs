@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use rds_core::buffer::Chunk;
 use rds_core::proto::{Action, CloseMode, ConnId, DropReason};
-use rds_core::zerocopy::writer::Stop;
+use rds_core::zerocopy::Stop;
 
 use super::{Held, ORDERLY_DEADLINE, OwnHost, Path, STEPS_PER_RUN, time};
 use crate::sim::coverage::Seen;

@@ -10,10 +10,10 @@ use rds_core::proto::Time;
 use rds_core::wire::HEADER_LEN;
 use rds_core::zerocopy::closing::Closing;
 use rds_core::zerocopy::controller::ON_MINIMUM;
-use rds_core::zerocopy::writer::{Gauge, PathSettings, Refusal};
 use rds_core::zerocopy::{
     Budget, Ending, Full, Held as HeldPieces, Limits, Mode, SendPath, Share, WhenFull, Wire, Writer, charge,
 };
+use rds_core::zerocopy::{Gauge, PathSettings, Refusal};
 
 use super::time;
 use crate::sim::coverage::Seen;
@@ -162,12 +162,7 @@ impl Path {
     }
 
     /// Writes of `batch` what TCP takes, at most `most` bytes.
-    pub(super) fn write(
-        &self,
-        cx: &mut Ctx,
-        batch: &mut [Chunk],
-        most: usize,
-    ) -> rds_core::zerocopy::writer::Wrote {
+    pub(super) fn write(&self, cx: &mut Ctx, batch: &mut [Chunk], most: usize) -> rds_core::zerocopy::Wrote {
         let mut released = Vec::new();
         let mut wire = self.wire(cx, most);
         let wrote = self.send.write(&mut self.writer.borrow_mut(), &mut wire, batch, &mut released);
@@ -234,6 +229,25 @@ impl Socket<'_> {
         }
     }
 
+    /// Another thread may close the connection while this one is about to make its call, or comes back from it.
+    fn closed_meanwhile(&mut self) {
+        if !self.cx.chance(self.path.closes) {
+            return;
+        }
+        self.cx.see(Seen::ClosedInCall);
+        self.path.was_closed.set(true);
+        for disconnected in [false, true] {
+            if disconnected {
+                self.cx.net.disconnect(self.cx.now, self.path.end);
+            }
+            let mut released = Vec::new();
+            if self.path.send.finish(&mut self.path.wire(self.cx, 0), &mut released) {
+                self.cx.fail(format!("{:?} counts as done although a thread is in a call", self.path.end));
+            }
+            self.meanwhile.append(&mut released);
+        }
+    }
+
     fn spend(&self, ns: usize) {
         self.path.cpu.set(self.path.cpu.get() + ns as u64);
     }
@@ -275,6 +289,7 @@ impl Wire for Socket<'_> {
         if begins && self.last.is_some_and(|last| !last.record) {
             self.cx.fail(format!("{end:?}: a pinned payload does not begin a segment"));
         }
+        self.closed_meanwhile();
         match self.cx.net.pin(self.cx.now, end, &pieces, self.most) {
             Ok((n, ticket)) => {
                 self.spend(1500 + n / 40);
@@ -286,17 +301,7 @@ impl Wire for Socket<'_> {
                     self.path.send.reap(&mut wire, &mut released);
                     self.meanwhile.append(&mut released);
                 }
-                if self.cx.chance(self.path.closes) {
-                    // Another thread closes the connection before this one is back from its call.
-                    self.cx.see(Seen::ClosedInCall);
-                    self.path.was_closed.set(true);
-                    self.cx.net.disconnect(self.cx.now, end);
-                    let mut released = Vec::new();
-                    if self.path.send.finish(&mut self.path.wire(self.cx, 0), &mut released) {
-                        self.cx.fail(format!("{end:?} counts as done although a thread is in a call"));
-                    }
-                    self.meanwhile.append(&mut released);
-                }
+                self.closed_meanwhile();
                 if ticket.is_over() {
                     self.cx.see(Seen::NotifiedEarly);
                 }

@@ -41,16 +41,18 @@ impl OwnHost {
         let mut ending = std::mem::take(&mut self.pins.ending);
         ending.retain_mut(|(path, closing)| {
             loop {
-                path.reap(cx);
-                match closing.next(time(cx.now), path.send.outstanding(), true) {
+                // To ask what is outstanding first, and to finish then, would let a writer begin a call in between.
+                let mut released = Vec::new();
+                let done = path.send.finish(&mut path.wire(cx, 0), &mut released);
+                drop(released);
+                let outstanding = if done { 0 } else { path.send.outstanding().max(1) };
+                match closing.next(time(cx.now), outstanding, true) {
                     Step::Wait(_) => return true,
                     Step::Disconnect => cx.net.disconnect(cx.now, path.end),
                     Step::Close => {
-                        let mut released = Vec::new();
-                        if !path.send.finish(&mut path.wire(cx, 0), &mut released) {
+                        if !done {
                             cx.fail(format!("{:?} is closed although the kernel reads for it", path.end));
                         }
-                        drop(released);
                         let counts = path.send.counts();
                         if counts.fallbacks.budget > 0 {
                             cx.see(Seen::CopiedForBudget);
