@@ -12,10 +12,10 @@ use super::place::{Path, Place};
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Single {
     /// Rounds; each measures every variant once.
-    #[arg(long, default_value_t = 9)]
+    #[arg(long, default_value_t = 61)]
     rounds: u32,
-    /// Messages of each measurement.
-    #[arg(long, default_value_t = 4000)]
+    /// Messages of each measurement: few, so that some measurements meet nothing else on the CPU.
+    #[arg(long, default_value_t = 500)]
     messages: usize,
 }
 

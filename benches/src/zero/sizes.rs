@@ -28,9 +28,20 @@ pub(crate) struct Sizes {
     /// In which direction modes are compared.
     #[arg(long, value_enum, default_value_t = Direction::Both)]
     direction: Direction,
-    /// Only the judging table: one thread, one CPU.
-    #[arg(long)]
-    judge: bool,
+    /// Only this table.
+    #[arg(long, value_enum)]
+    only: Option<Table>,
+}
+
+/// The tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Table {
+    /// What judges: one thread, one CPU.
+    Judged,
+    /// Two processes.
+    WallClock,
+    /// A message there, a message back.
+    RoundTrip,
 }
 
 impl Bench for Sizes {
@@ -44,9 +55,14 @@ impl Bench for Sizes {
                 }
             };
             println!("## {path}\n");
-            println!("{}", self.judged(&place)?);
-            if !self.judge {
+            let wanted = |table| self.only.is_none_or(|only| only == table);
+            if wanted(Table::Judged) {
+                println!("{}", self.judged(&place)?);
+            }
+            if wanted(Table::WallClock) {
                 println!("{}", self.wall_clock(&place)?);
+            }
+            if wanted(Table::RoundTrip) {
                 println!("{}", self.round_trip(&place)?);
             }
         }

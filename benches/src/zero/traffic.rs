@@ -18,6 +18,8 @@ const BURST: usize = 256 << 10;
 const TICK: Duration = Duration::from_millis(100);
 /// Longest wait for what must come.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest round trip that is told from longer ones.
+const MOST_NANOS: u64 = 60_000_000_000;
 /// Messages whose completions are taken together.
 const BATCH: u64 = 32;
 
@@ -99,7 +101,7 @@ pub(crate) fn send(part: &Part, end: &End, time: Duration) -> Result<Slice, Stri
 /// A message there, a message back.
 pub(crate) fn ask(part: &Part, end: &End, time: Duration) -> Result<Slice, String> {
     let mut completions = Completions::default();
-    let mut times = Histogram::<u64>::new(3).map_err(|e| e.to_string())?;
+    let mut times = Histogram::<u64>::new_with_max(MOST_NANOS, 3).map_err(|e| e.to_string())?;
     end.socket.set_recv_timeout(Some(PATIENCE));
     let begun = Instant::now();
     let mut before = begun;
