@@ -53,13 +53,14 @@ impl Sending {
 
     /// Makes the kernel let go. True if it has, and nothing will be pinned any more.
     pub(crate) fn disconnect(&self, stream: &TcpStream, released: &mut Vec<Chunk>) -> bool {
-        self.reap(stream, released);
-        if self.path.outstanding() > 0
-            && let Err(error) = disconnect(stream.as_fd())
-        {
-            tracing::error!(%error, "cannot disconnect");
-        }
-        self.finish(stream, released)
+        let mut gather = Gather::default();
+        let done = self.path.end(&mut self.wire(stream, &mut gather), released, |_| {
+            if let Err(error) = disconnect(stream.as_fd()) {
+                tracing::error!(%error, "cannot disconnect");
+            }
+        });
+        self.pinning.pins.wake();
+        done
     }
 
     pub(crate) fn finish(&self, stream: &TcpStream, released: &mut Vec<Chunk>) -> bool {

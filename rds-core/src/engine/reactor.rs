@@ -381,13 +381,17 @@ impl Reactor {
             return;
         }
         let limit = self.pins.settings.hold_limit;
-        let overdue: Vec<_> = self
-            .conns
-            .iter()
-            .flatten()
-            .filter(|conn| conn.link.path().is_overdue(shared.now(), limit))
-            .map(|conn| conn.id)
-            .collect();
+        let mut overdue = Vec::new();
+        for conn in self.conns.iter().flatten() {
+            let is_overdue = || conn.link.path().is_overdue(shared.now(), limit);
+            if is_overdue() {
+                // What has come must not count against the peer: this process may have stood still.
+                conn.link.reap(&mut self.wakes.released);
+                if is_overdue() {
+                    overdue.push(conn.id);
+                }
+            }
+        }
         for id in overdue {
             self.end(shared, id, Some(io::ErrorKind::TimedOut.into()));
         }

@@ -423,6 +423,22 @@ impl<H: Held> SendPath<H> {
         self.ledger.finish_idle()
     }
 
+    /// The end of the socket: `disconnect` is called if the kernel may still read for a call, or a thread is in one. True once the kernel
+    /// reads nothing any more, and then no call is made on the path again; otherwise [`SendPath::finish`] says when it is.
+    pub fn end<W: Wire<Held = H>>(
+        &self,
+        wire: &mut W,
+        released: &mut Vec<Chunk>,
+        disconnect: impl FnOnce(&mut W),
+    ) -> bool {
+        // To ask first what is outstanding would let a call begin in between, on a socket that stays connected.
+        if self.finish(wire, released) {
+            return true;
+        }
+        disconnect(wire);
+        self.finish(wire, released)
+    }
+
     // ---- looking -------------------------------------------------------------------------------------------------
 
     /// Calls that the kernel may still read for.

@@ -526,3 +526,54 @@ proptest! {
         prop_assert_eq!(counts.calls, counts.notified);
     }
 }
+
+/// A wire of a thread that ends a socket while another one begins a call.
+struct Racing<'a> {
+    path: &'a SendPath<Loan>,
+    kernel: Kernel,
+    /// It begins when notifications are read for so many more times.
+    reads: usize,
+}
+
+impl Wire for Racing<'_> {
+    type Held = Loan;
+
+    fn now(&self) -> Time {
+        self.kernel.now()
+    }
+
+    fn cpu_time(&self) -> Duration {
+        self.kernel.cpu_time()
+    }
+
+    fn copy(&mut self, _: &[Chunk], _: Ending) -> Result<usize, Refusal> {
+        Err(Refusal::Failed)
+    }
+
+    fn pin(&mut self, pieces: Vec<Chunk>, _: Ending) -> Result<(usize, Loan), (Refusal, Vec<Chunk>)> {
+        Err((Refusal::Failed, pieces))
+    }
+
+    fn reap(&mut self, on: &mut dyn FnMut(u32, u32, bool)) {
+        self.kernel.reap(on);
+        self.reads = self.reads.wrapping_sub(1);
+        if self.reads == 0 {
+            let mut batch = [Chunk::payload(vec![1; 65536].into())];
+            self.path.write(&mut Writer::default(), &mut self.kernel, &mut batch, &mut Vec::new());
+        }
+    }
+}
+
+#[test]
+fn a_call_that_begins_while_its_socket_ends_is_made_to_end_too() {
+    for reads in 1..4 {
+        let path = SendPath::new(settings(Mode::On, 1000, 100));
+        let mut wire = Racing { path: &path, kernel: Kernel::default(), reads };
+        let done = path.end(&mut wire, &mut Vec::new(), |wire| wire.kernel.notify_all(false));
+        assert!(done, "read {reads}");
+        assert_eq!(path.outstanding(), 0);
+        let mut batch = [Chunk::payload(vec![1; 65536].into())];
+        let wrote = path.write(&mut Writer::default(), &mut Kernel::default(), &mut batch, &mut Vec::new());
+        assert_eq!(wrote, Wrote { bytes: 0, stop: Some(Stop::Failed) }, "nothing is pinned any more");
+    }
+}
