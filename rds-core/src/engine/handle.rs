@@ -231,6 +231,8 @@ impl Inner {
         std::mem::swap(&mut core.wakes, &mut wakes);
         drop(core);
         wakes.fire();
+        // Other nodes may share the budget.
+        shared.pins.wake();
         ShutdownReport { undelivered }
     }
 
