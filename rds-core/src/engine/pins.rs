@@ -1,6 +1,7 @@
 //! What a node may pin, and where: limits of the system, settings of paths, and who waits for room.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -284,9 +285,14 @@ pub(crate) fn leaked(calls: u64) {
     LEAKED.fetch_add(calls, Relaxed);
 }
 
-/// Whether an address is one of this host's.
+/// Whether an address is one of this host's; also where that cannot be found out, because descriptors are used up, for one:
+/// whoever is on this host could change what is mapped.
 pub(crate) fn is_local(address: IpAddr) -> bool {
-    address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
+    address.is_loopback() || can_be_ours(&UdpSocket::bind((address, 0)))
+}
+
+fn can_be_ours<T>(bound: &io::Result<T>) -> bool {
+    !matches!(bound, Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable)
 }
 
 #[cfg(test)]
@@ -313,6 +319,14 @@ mod tests {
         own.shared().pins.wake();
         b.shared().pins.wake();
         assert!(parker.notified());
+    }
+
+    #[test]
+    fn an_address_of_which_nothing_is_known_is_taken_for_one_of_this_host() {
+        assert!(is_local(ADDRESS) && !is_local(IpAddr::from([192, 0, 2, 1])));
+        for error in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EACCES] {
+            assert!(can_be_ours::<()>(&Err(io::Error::from_raw_os_error(error))));
+        }
     }
 
     #[test]
