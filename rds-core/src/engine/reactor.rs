@@ -298,6 +298,10 @@ impl Reactor {
                 if let Some(c) = self.conn(conn) {
                     c.draining = true;
                     c.readable = true;
+                    // Room or not: until it is read out, nothing is read of the one that replaces it.
+                    if c.paused {
+                        c.resume();
+                    }
                     self.enqueue(conn);
                 }
             }
