@@ -339,6 +339,8 @@ impl Reactor {
         // A connection that is already broken says so at the next read.
         let _ = c.link.stream.shutdown(std::net::Shutdown::Write);
         c.readable = true;
+        // A pause of its writing is not the time that it has.
+        self.timed.retain(|(_, c)| *c != conn);
         self.timed.push((Instant::now() + ORDERLY_LIMIT, conn));
         self.enqueue(conn);
     }
