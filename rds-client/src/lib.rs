@@ -267,7 +267,8 @@ impl Node {
     }
 
     /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`, and up
-    /// to one second more for the connections' ends. Afterwards receives return what is queued, then
+    /// to one second more for the connections' ends. What could not be delivered is cancelled: when this returns, every message has
+    /// all its [completions](Completion). Afterwards receives return what is queued, then
     /// [`RecvError::Shutdown`].
     pub fn shutdown(&self, deadline: Duration) -> ShutdownReport {
         self.0.shutdown(deadline)

@@ -176,3 +176,40 @@ fn a_congestion_control_that_the_kernel_does_not_have_is_named() {
     alice.send_to(b"hello", bob.local_addr()).unwrap();
     assert_eq!(message(&bob).0, b"hello");
 }
+
+#[test]
+fn a_peer_that_comes_anew_while_its_old_connection_is_paused_is_read_on_both() {
+    const BUDGET: u64 = 1 << 20;
+    let net = net();
+    let b = builder(net(11)).configure(|c| c.receive_budget = BUDGET).open().unwrap();
+    let bob = b.bind(5).unwrap();
+    bob.set_recv_timeout(Some(LONG));
+    bob.set_recv_buffer(64 << 20);
+    let greeting = CongestionMap::default().to_message(Identity::Kernel);
+    let data = |sequence: u64, len: usize| {
+        let header = Header { sequence, len: len as u32, sport: 7, dport: 5, ..Header::default() };
+        let mut bytes = header.encode_with_checksum().to_vec();
+        bytes.extend(pattern(sequence, len));
+        bytes
+    };
+    let mut old = stranger(net(1), &b);
+    old.write_all(&greeting).unwrap();
+    let all: Vec<u8> = (1..=150).flat_map(|i| data(i, 8192)).collect();
+    old.write_all(&all).unwrap();
+    while b.snapshot().receive_queued < BUDGET {
+        std::thread::yield_now();
+    }
+    let reads = || b.snapshot().counters.get(Counter::TcpDataReadyCalls);
+    let before = reads();
+    let mut new = stranger(net(1), &b);
+    new.write_all(&greeting).unwrap();
+    new.write_all(&data(151, 100)).unwrap();
+    // Nothing else is read before somebody takes what there is.
+    while reads() == before {
+        std::thread::yield_now();
+    }
+    for i in 1..=150 {
+        assert!(message(&bob).0 == pattern(i, 8192), "message {i}");
+    }
+    assert!(message(&bob).0 == pattern(151, 100));
+}

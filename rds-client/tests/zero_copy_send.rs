@@ -378,3 +378,34 @@ fn a_node_may_refuse_or_wait_where_the_pin_limit_is_reached() {
         silent.end();
     }
 }
+
+/// Asserts one `Released` and one end of each of `count` messages.
+fn assert_all_ended(all: &[Completion], count: u64) {
+    let mut seen: HashMap<u32, (u32, u32)> = HashMap::new();
+    for completion in all {
+        let seen = seen.entry(completion.cookie().0).or_default();
+        match completion {
+            Completion::Released { .. } => seen.0 += 1,
+            _ => seen.1 += 1,
+        }
+    }
+    assert!(seen.len() as u64 == count && seen.values().all(|s| *s == (1, 1)), "of {count}: {seen:?}");
+}
+
+#[test]
+fn a_shutdown_ends_every_message_that_it_could_not_deliver() {
+    let (a, alice, silent, store, count) = stuck(Duration::from_secs(30));
+    // Some are with TCP, some have not begun, and these have nobody to go to.
+    for i in 0..3 {
+        plain(alice.send_owned(store.payload(i, 10), (silent.address, 2001).into())).unwrap();
+    }
+    let undelivered = a.shutdown(Duration::ZERO).undelivered;
+    let mut all = Vec::new();
+    alice.completions(&mut all);
+    assert_all_ended(&all, count + 3);
+    let cancelled = all.iter().filter(|c| matches!(c, Completion::Cancelled { .. })).count() as u64;
+    assert!(undelivered > 0 && undelivered >= cancelled, "{undelivered} {all:?}");
+    assert_eq!(store.out.load(SeqCst), 0);
+    assert_eq!(a.shutdown(Duration::ZERO).undelivered, undelivered);
+    silent.end();
+}

@@ -37,7 +37,7 @@ pub enum Completion {
         /// The message.
         cookie: Cookie,
     },
-    /// The message was cancelled; it may or may not arrive.
+    /// The message was cancelled, or its node was shut down; it may or may not arrive.
     Cancelled {
         /// The message.
         cookie: Cookie,

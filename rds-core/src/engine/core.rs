@@ -34,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) retry: Vec<ConnId>,
     /// Buffers for large messages.
     pub(crate) pool: Arc<Pool>,
+    /// Messages that the end of the node has cancelled.
+    pub(crate) cancelled: u64,
     /// Payload bytes that the node copied in.
     pub(crate) copied_in: u64,
     /// Receive queues are short of room: programs report at once what they take.
@@ -56,6 +58,7 @@ impl Core {
             io: VecDeque::new(),
             retry: Vec::new(),
             pool: Pool::with_limit(pool_limit),
+            cancelled: 0,
             copied_in: 0,
             pressed: Arc::default(),
             wakes: Wakes::default(),

@@ -189,7 +189,8 @@ impl Engine {
     }
 
     /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`, and up
-    /// to one second more for the connections' ends. Afterwards receives return what is queued, then
+    /// to one second more for the connections' ends. What could not be delivered is cancelled: when this returns, every message has
+    /// all its [completions](super::Completion). Afterwards receives return what is queued, then
     /// [`Shutdown`](super::RecvError::Shutdown).
     pub fn shutdown(&self, deadline: Duration) -> ShutdownReport {
         self.0.shutdown(deadline)
@@ -207,7 +208,7 @@ impl Inner {
         // What peers sent and we have must not be left unacknowledged.
         core.node.flush_acks();
         (core, _) = shared.transmit_all(core);
-        let undelivered = core.node.unfinished();
+        let undelivered = core.node.unfinished() + core.cancelled;
         core.node.close_connections(shared.now());
         shared.settle(core);
         self.wait(End::Connections, CLOSE_DEADLINE);
@@ -223,6 +224,15 @@ impl Inner {
         let mut wakes = Wakes::default();
         links.iter().for_each(|link| link.retire(&mut wakes.released));
         wakes.fire();
+        // Nobody will hear of what is left any more.
+        let mut core = shared.core();
+        core.cancelled += core.node.cancel_everything(shared.now());
+        core.dispatch(shared.now());
+        std::mem::swap(&mut core.wakes, &mut wakes);
+        drop(core);
+        wakes.fire();
+        // Other nodes may share the budget.
+        shared.pins.wake();
         ShutdownReport { undelivered }
     }
 

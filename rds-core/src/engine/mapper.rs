@@ -67,6 +67,8 @@ pub(super) struct Mapper {
     /// Pages for what is between messages, where nothing should be mapped.
     between: Option<MapTarget>,
     large: Option<Large>,
+    /// The last call that was to map a payload brought nothing although something was there.
+    stuck: bool,
     /// An error that the socket told while it was read by mapping; it does not tell it again.
     error: Option<io::Error>,
     /// CPU time of unmapping a page.
@@ -88,6 +90,7 @@ impl Mapper {
             run: None,
             between: None,
             large: None,
+            stuck: false,
             error: None,
             zap_cost: Duration::ZERO,
             active: false,
@@ -303,9 +306,13 @@ impl Mapper {
         if mapped.end {
             return Ok(Read { end: true, ..Read::default() });
         }
+        // It may have come meanwhile. But of what lies behind an urgent byte of the peer's (tcp(7)) the kernel says for ever that it is
+        // there, and maps none: only a read goes past it.
+        let stuck = mapped.bytes == 0 && mapped.inq > 0;
+        let stuck = std::mem::replace(&mut self.stuck, stuck) && stuck;
         if run.missing() > 0 {
             drop(state);
-            if mapped.skip_hint > 0 || !after.is_empty() {
+            if mapped.skip_hint > 0 || !after.is_empty() || stuck {
                 self.give_up(now, run, filling, pool, after);
                 return Ok(Read::default());
             }
@@ -459,3 +466,7 @@ fn nothing(stream: &TcpStream, hangup: bool) -> io::Result<Read> {
     }
     Ok(Read { end: stream.peek(&mut [0])? == 0, ..Read::default() })
 }
+
+#[cfg(test)]
+#[path = "mapper_tests.rs"]
+mod tests;

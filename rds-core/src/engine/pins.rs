@@ -1,8 +1,9 @@
 //! What a node may pin, and where: limits of the system, settings of paths, and who waits for room.
 
 use std::collections::HashMap;
+use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,18 +31,23 @@ pub(crate) struct PathModes {
     pub(crate) receive: Option<Mode>,
 }
 
+/// Threads that wait for room in a budget, of all nodes that share it.
+#[derive(Default)]
+struct Waiting {
+    somebody: AtomicBool,
+    threads: Mutex<Vec<Arc<Parker>>>,
+}
+
 pub(crate) struct Pins {
     pub(crate) settings: ZeroCopy,
     pub(crate) budget: Arc<Budget>,
+    waiting: Arc<Waiting>,
     pub(crate) gauge: Arc<Gauge>,
     limits: MemoryLimits,
     origin: Instant,
     paths: Mutex<HashMap<IpAddr, PathModes>>,
     /// Which addresses are this host's.
     local: Mutex<HashMap<IpAddr, bool>>,
-    /// Somebody waits for room.
-    waiting: AtomicBool,
-    waiters: Mutex<Vec<Arc<Parker>>>,
     warned: Mutex<Option<Instant>>,
     /// Of paths that are gone.
     past: Mutex<SendCounts>,
@@ -54,10 +60,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What nodes without a limit of their own share, as they share RLIMIT_MEMLOCK: as it was when the first of them was opened.
-fn process_budget(limits: &MemoryLimits) -> Arc<Budget> {
-    static BUDGET: OnceLock<Arc<Budget>> = OnceLock::new();
+fn process_budget(limits: &MemoryLimits) -> (Arc<Budget>, Arc<Waiting>) {
+    static SHARED: OnceLock<(Arc<Budget>, Arc<Waiting>)> = OnceLock::new();
     let pages = || system(limits).limit_pages(limits.page_size);
-    Arc::clone(BUDGET.get_or_init(|| Arc::new(Budget::new(pages()))))
+    SHARED.get_or_init(|| (Arc::new(Budget::new(pages())), Arc::default())).clone()
 }
 
 const fn system(limits: &MemoryLimits) -> Limits {
@@ -67,20 +73,19 @@ const fn system(limits: &MemoryLimits) -> Limits {
 impl Pins {
     pub(crate) fn new(settings: ZeroCopy, origin: Instant) -> Arc<Self> {
         let limits = MemoryLimits::read();
-        let budget = match settings.pin_limit {
-            Some(bytes) => Arc::new(Budget::new(bytes / limits.page_size as u64)),
+        let (budget, waiting) = match settings.pin_limit {
+            Some(bytes) => (Arc::new(Budget::new(bytes / limits.page_size as u64)), Arc::default()),
             None => process_budget(&limits),
         };
         Arc::new(Self {
             settings,
             budget,
+            waiting,
             gauge: Arc::default(),
             limits,
             origin,
             paths: Mutex::default(),
             local: Mutex::default(),
-            waiting: AtomicBool::new(false),
-            waiters: Mutex::default(),
             warned: Mutex::default(),
             past: Mutex::default(),
             ticking: AtomicBool::new(false),
@@ -185,22 +190,25 @@ impl Pins {
 
     /// Registers a thread that waits for room; it tries once more after that.
     pub(crate) fn wait(&self, parker: &Arc<Parker>) {
-        let mut waiters = lock(&self.waiters);
-        if !waiters.iter().any(|p| Arc::ptr_eq(p, parker)) {
-            waiters.push(Arc::clone(parker));
+        let mut threads = lock(&self.waiting.threads);
+        if !threads.iter().any(|p| Arc::ptr_eq(p, parker)) {
+            threads.push(Arc::clone(parker));
         }
-        self.waiting.store(true, SeqCst);
+        self.waiting.somebody.store(true, SeqCst);
+        // Either this thread sees the room, or whoever made it sees this thread.
+        fence(SeqCst);
     }
 
     pub(crate) fn forget(&self, parker: &Arc<Parker>) {
-        lock(&self.waiters).retain(|p| !Arc::ptr_eq(p, parker));
+        lock(&self.waiting.threads).retain(|p| !Arc::ptr_eq(p, parker));
     }
 
-    /// There may be room.
+    /// There may be room. To be called after pages came back to the budget, whoever had them.
     pub(crate) fn wake(&self) {
-        if self.waiting.load(SeqCst) && self.waiting.swap(false, SeqCst) {
-            let waiters = std::mem::take(&mut *lock(&self.waiters));
-            waiters.iter().for_each(|parker| parker.unpark());
+        fence(SeqCst);
+        if self.waiting.somebody.load(SeqCst) && self.waiting.somebody.swap(false, SeqCst) {
+            let threads = std::mem::take(&mut *lock(&self.waiting.threads));
+            threads.iter().for_each(|parker| parker.unpark());
         }
     }
 
@@ -277,7 +285,58 @@ pub(crate) fn leaked(calls: u64) {
     LEAKED.fetch_add(calls, Relaxed);
 }
 
-/// Whether an address is one of this host's.
+/// Whether an address is one of this host's; also where that cannot be found out, because descriptors are used up, for one:
+/// whoever is on this host could change what is mapped.
 pub(crate) fn is_local(address: IpAddr) -> bool {
-    address.is_loopback() || UdpSocket::bind((address, 0)).is_ok()
+    address.is_loopback() || can_be_ours(&UdpSocket::bind((address, 0)))
+}
+
+fn can_be_ours<T>(bound: &io::Result<T>) -> bool {
+    !matches!(bound, Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use super::super::{Engine, Options};
+    use super::*;
+
+    const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 31, 91, 1));
+
+    fn node(last: u8, pin_limit: Option<u64>) -> Engine {
+        let mut options = Options::new(IpAddr::V4(Ipv4Addr::new(127, 31, 91, last)));
+        (options.listen_port, options.zero_copy.send) = (0, Mode::On);
+        (options.zero_copy.when_full, options.zero_copy.pin_limit) = (WhenFull::Wait, pin_limit);
+        Engine::open(options).unwrap()
+    }
+
+    #[test]
+    fn room_that_one_node_makes_wakes_those_who_share_its_budget() {
+        let (a, b, own) = (node(1, None), node(2, None), node(3, Some(1 << 20)));
+        let parker = Parker::take(&a.shared().right);
+        a.shared().pins.wait(&parker);
+        own.shared().pins.wake();
+        b.shared().pins.wake();
+        assert!(parker.notified());
+    }
+
+    #[test]
+    fn an_address_of_which_nothing_is_known_is_taken_for_one_of_this_host() {
+        assert!(is_local(ADDRESS) && !is_local(IpAddr::from([192, 0, 2, 1])));
+        for error in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EACCES] {
+            assert!(can_be_ours::<()>(&Err(io::Error::from_raw_os_error(error))));
+        }
+    }
+
+    #[test]
+    fn a_send_that_is_refused_gives_its_room_to_those_who_wait() {
+        let node = node(4, Some(16 << 20));
+        let socket = node.bind(0).unwrap();
+        let parker = Parker::take(&node.shared().right);
+        node.shared().pins.wait(&parker);
+        let nowhere = SocketAddr::from((ADDRESS, 0));
+        assert!(socket.try_send_owned(vec![1; 2 << 20], nowhere).is_err(), "larger than a message");
+        assert!(parker.notified());
+    }
 }

@@ -298,6 +298,10 @@ impl Reactor {
                 if let Some(c) = self.conn(conn) {
                     c.draining = true;
                     c.readable = true;
+                    // Room or not: until it is read out, nothing is read of the one that replaces it.
+                    if c.paused {
+                        c.resume();
+                    }
                     self.enqueue(conn);
                 }
             }
@@ -335,6 +339,8 @@ impl Reactor {
         // A connection that is already broken says so at the next read.
         let _ = c.link.stream.shutdown(std::net::Shutdown::Write);
         c.readable = true;
+        // A pause of its writing is not the time that it has.
+        self.timed.retain(|(_, c)| *c != conn);
         self.timed.push((Instant::now() + ORDERLY_LIMIT, conn));
         self.enqueue(conn);
     }

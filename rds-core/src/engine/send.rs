@@ -174,6 +174,7 @@ impl Socket {
     fn lend_tracked(&self, payload: Owned, cookie: Cookie, reserved: u32) -> Result<Payload<'static>, Owned> {
         if !self.mailbox.expect_completions() {
             self.share.release(reserved);
+            self.shared().pins.wake();
             return Err(payload);
         }
         let hook = (Arc::clone(&self.mailbox) as Arc<dyn OnRelease>, cookie.0);
@@ -235,7 +236,10 @@ impl Socket {
             self.mailbox.unexpect_completions();
         }
         let Payload::Owned(chunk) = payload else { unreachable!("what was handed in comes back") };
-        chunk.reclaim().expect("nobody refers to what was refused")
+        let payload = chunk.reclaim().expect("nobody refers to what was refused");
+        // The pages that were reserved for it are free.
+        self.shared().pins.wake();
+        payload
     }
 
     fn try_send<'a>(

@@ -208,6 +208,20 @@ impl Node {
         }
     }
 
+    /// The end of the node, after the last transmit: every message that has not ended is cancelled, and what was kept of it comes
+    /// with [`Node::take_released`]. Returns how many there were.
+    pub fn cancel_everything(&mut self, now: Time) -> u64 {
+        (self.shutting_down, self.closing) = (true, true);
+        for conn in self.conns.ids() {
+            self.end(now, conn, None);
+        }
+        let unfinished = self.local.unfinished;
+        for socket in self.local.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            self.cancel(socket, None);
+        }
+        unfinished
+    }
+
     /// Whether [`Node::poll_action`] would return something, or do something.
     #[must_use]
     pub fn has_actions(&self) -> bool {

@@ -228,8 +228,9 @@ impl Run {
         let (address, len) = (self.part.address(self.range.start), self.mapped as usize * self.part.page);
         // SAFETY: the kernel has mapped these pages, in the address space that `part` keeps. They stay mapped: this run holds
         // their bits, so the owner does not unmap them, and `map` leaves them alone. They cannot be written to through
-        // the mapping, and the kernel does not change what TCP has delivered. (A privileged process of this host could have sent pages
-        // to which it still writes; from peers on the same host the engine maps only when it is told to trust them.)
+        // the mapping, and the kernel does not change what TCP has delivered. (A process of this host
+        // with CAP_NET_RAW could have sent pages to which it still writes, those of a packet ring, in a container too: from
+        // addresses of this host the engine maps only when it is told to trust them, and docs/security.md tells of the others.)
         unsafe { std::slice::from_raw_parts(address, len) }
     }
 }
