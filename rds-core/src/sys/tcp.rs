@@ -62,17 +62,6 @@ pub(crate) fn set_max_segment(socket: BorrowedFd<'_>, mss: u32) -> io::Result<()
     option::set(socket, libc::IPPROTO_TCP, libc::TCP_MAXSEG, mss)
 }
 
-/// The socket becomes readable when so many bytes are there, or the end (SO_RCVLOWAT, socket(7)). Must not exceed what
-/// certainly comes; the kernel itself bounds it by the receive buffer. 1 is the default.
-///
-/// # Errors
-/// What the kernel says.
-#[cfg_attr(not(test), allow(dead_code, reason = "for receiving"))]
-pub(crate) fn set_receive_low_water(socket: BorrowedFd<'_>, bytes: u32) -> io::Result<()> {
-    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    option::set(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
-}
-
 /// The MTU of the path from `source` to `to` as the kernel knows it now (IP_MTU, ip(7); IPV6_MTU, ipv6(7)): that of the
 /// route's interface, unless a router told of a smaller one. Sends nothing. On loopback 65535 with IPv4,
 /// 65536 with IPv6.
@@ -103,11 +92,11 @@ pub(crate) fn page_mss(to: IpAddr, mtu: u32, page_size: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::net::{Ipv6Addr, TcpListener, TcpStream};
+    use std::net::{Ipv6Addr, TcpListener};
 
     use socket2::{Domain, Socket, Type};
 
-    use super::super::testing::{ADDRESS, pair, poll};
+    use super::super::testing::{ADDRESS, pair};
     use super::*;
 
     #[test]
@@ -138,7 +127,6 @@ mod tests {
         assert!(unacknowledged(file.as_fd()).is_err());
         assert!(send_mss(file.as_fd()).is_err() && send_window(file.as_fd()).is_err());
         assert!(set_max_segment(file.as_fd(), 4108).is_err());
-        assert!(set_receive_low_water(file.as_fd(), 1).is_err());
     }
 
     #[test]
@@ -200,22 +188,5 @@ mod tests {
             Ok(mtu) => assert_eq!(mtu, 65536),
             Err(error) => println!("skipped: no IPv6 here: {error}"),
         }
-    }
-
-    #[test]
-    fn below_the_low_water_mark_nothing_is_readable() {
-        let (mut a, b): (TcpStream, TcpStream) = pair();
-        set_receive_low_water(b.as_fd(), 5).unwrap();
-        a.write_all(b"1234").unwrap();
-        while unacknowledged(a.as_fd()).unwrap() > 0 {
-            std::thread::yield_now();
-        }
-        assert!(!poll(&b, libc::POLLIN, 0));
-        a.write_all(b"5").unwrap();
-        assert!(poll(&b, libc::POLLIN, -1));
-        a.write_all(b"6").unwrap();
-        (&b).read_exact(&mut [0; 5]).unwrap();
-        set_receive_low_water(b.as_fd(), 1).unwrap();
-        assert!(poll(&b, libc::POLLIN, -1));
     }
 }
