@@ -85,12 +85,14 @@ impl Socket {
         returned.extend(out.into_iter().map(take));
     }
 
+    /// As the engine ends a socket: it is disconnected, and reaped until nothing is left.
     fn close(&self, returned: &mut Vec<u32>) {
         self.kernel.lock().unwrap().disconnected = true;
         self.reap(returned);
-        let mut out = Vec::new();
-        self.ledger.finish(&mut out);
-        returned.extend(out.into_iter().map(take));
+        while !self.ledger.finish() {
+            thread::yield_now();
+            self.reap(returned);
+        }
     }
 }
 
