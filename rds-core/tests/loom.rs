@@ -151,6 +151,9 @@ fn loom_a_close_returns_everything_exactly_once_whatever_writer_and_reaper_do() 
         });
         let mut returned = Vec::new();
         let finished = socket.close(&mut returned);
+        if finished {
+            assert_eq!(socket.ledger.outstanding(), 0, "nothing is left, and no call begins any more");
+        }
         let (accepted, by_writer) = writer.join().unwrap();
         returned.extend(by_writer);
         returned.extend(reaper.join().unwrap());
