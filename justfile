@@ -29,6 +29,10 @@ fuzz seconds="10" *targets:
 bench *args:
     cargo run --release -p rds-bench -- {{ args }}
 
+# The tests of lent and mapped memory under AddressSanitizer.
+asan:
+    .ci/asan
+
 # Format the code.
 fmt:
     cargo fmt --all

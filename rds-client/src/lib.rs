@@ -116,7 +116,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Whether large payloads are received without a copy. Default auto: where it was measured to cost less, and never from
+    /// Whether large payloads are received without a copy. Default off. `Auto`: where it was measured to cost less, and never from
     /// a peer on this host.
     #[must_use]
     pub fn zero_copy_receive(mut self, mode: Mode) -> Self {

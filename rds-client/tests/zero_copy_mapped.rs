@@ -3,7 +3,7 @@
 mod common;
 
 use common::{LONG, builder, lease, net, pattern, received};
-use rds_client::{Mode, Node, Socket};
+use rds_client::{Mode, Node, Reason, Socket};
 use rds_core::zerocopy::ReceiveCounts;
 
 /// Two nodes with zero copy on, both ways.
@@ -143,4 +143,21 @@ fn a_hundred_connections_map_side_by_side() {
     }
     // The first of each connection comes with what is read at once.
     assert!(mapped >= 850, "{mapped} of 1000: {:?}", received(&hub));
+}
+
+#[test]
+fn what_a_handshake_brings_is_no_message_and_nobody_is_said_to_be_silent_who_announced() {
+    let (a, b, alice, bob) = both();
+    for (from, to) in [(&alice, &bob), (&bob, &alice)] {
+        from.send_to(b"small", to.local_addr()).unwrap();
+        assert_eq!(&lease(to)[..], b"small");
+    }
+    for node in [&a, &b] {
+        // A congestion map has 8192 bytes, which are nobody's payload.
+        let counts = received(node);
+        assert_eq!((counts.copied.total(), counts.mapped_bytes), (0, 0), "{counts:?}");
+        let snapshot = node.snapshot();
+        let decision = &snapshot.peers[0].connections[0].zero_copy.recv.as_ref().unwrap().decision;
+        assert_eq!((decision.zero_copy, decision.reason), (true, Reason::Setting));
+    }
 }

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{LONG, PORT, builder, completions, message, net, pattern};
-use rds_client::{Blocked, Completion, Mode, Node, Owned, SendError, Socket, TrySendError, WhenFull};
+use rds_client::{
+    Blocked, Completion, Mode, Node, Owned, Refusal, SendError, Socket, TrySendError, WhenFull,
+};
 use rds_core::wire::{CongestionMap, Identity};
 
 /// Two nodes that pin whatever they can, with a socket each.
@@ -363,6 +365,12 @@ fn a_node_may_refuse_or_wait_where_the_pin_limit_is_reached() {
             // One larger than all that may be pinned is copied, however long one waits.
             plain(alice.try_send_owned(vec![1; 1 << 20], to)).unwrap();
         }
+        // What is too large at any time is said to be.
+        let error = plain(alice.try_send_owned(vec![1; (1 << 20) + 1], to)).unwrap_err();
+        assert!(
+            matches!(error, TrySendError::Refused(SendError::Refused(Refusal::TooLarge { .. }))),
+            "{error}"
+        );
         // Small ones are not concerned, and neither is the node itself.
         plain(alice.try_send_owned(vec![1; 100], to)).unwrap();
         plain(alice.try_send_owned(vec![1; 65_536], alice.local_addr())).unwrap();

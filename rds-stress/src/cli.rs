@@ -142,7 +142,7 @@ pub struct Cli {
     #[arg(long, value_name = "N", help_heading = "RDS node (of this side only)", default_value = "1", value_parser = lanes)]
     pub lanes: u8,
 
-    /// Zero copy in both directions: off, on, or auto where it was measured to cost less [default: auto]
+    /// Zero copy in both directions: off, on, or auto where it was measured to cost less [default: auto for sending, off for receiving]
     #[arg(long, value_name = "MODE", help_heading = "Zero copy (of this side only)", value_parser = mode)]
     pub zcopy: Option<Mode>,
     /// The same for what is sent (MSG_ZEROCOPY) [default: --zcopy]
@@ -340,7 +340,7 @@ fn plan(cli: &Cli) -> Result<Plan, Failure> {
         ends_together: false,
         zero_copy: Modes {
             send: cli.zcopy_send.or(cli.zcopy).unwrap_or_default(),
-            receive: cli.zcopy_recv.or(cli.zcopy).unwrap_or_default(),
+            receive: cli.zcopy_recv.or(cli.zcopy).unwrap_or(Mode::Off),
             hold: cli.pin_hold,
             shown: cli.zcopy.or(cli.zcopy_send).or(cli.zcopy_recv).is_some(),
         },

@@ -114,7 +114,7 @@ pub struct Send {
     pub mode: Mode,
     /// Calls with MSG_ZEROCOPY.
     pub calls: u64,
-    /// Payload bytes that they sent.
+    /// Bytes that they took, headers of RDS included.
     pub bytes: u64,
     /// Share of completions that say that the kernel copied.
     pub copied_ratio: f64,

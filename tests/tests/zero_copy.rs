@@ -55,7 +55,7 @@ fn verified(program: impl Fn() -> Command, net: u8, dial: u16, load: &str) -> [E
 }
 
 fn seconds() -> String {
-    std::env::var("RDS_LEDGER_SECONDS").unwrap_or_else(|_| "2".to_owned())
+    std::env::var("RDS_ZERO_COPY_SECONDS").unwrap_or_else(|_| "2".to_owned())
 }
 
 #[track_caller]

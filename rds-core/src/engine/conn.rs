@@ -179,21 +179,20 @@ impl Conn {
         if node.peer_is_own(self.id) {
             self.link.set_own_peer();
         }
-        let known = self.target.is_some() || large.0 > 0;
-        let known = known.then(|| (node.peer_segments(self.id), node.target_socket(self.id)));
+        // Of messages alone: a congestion map is read as whatever comes.
+        let socket = self.target.is_some().then(|| node.target_socket(self.id)).flatten();
+        let announced = (socket.is_some() || large.0 > 0) && node.peer_segments(self.id);
         drop(inbox);
-        let known = known.map(|(announced, socket)| {
-            (announced, socket.and_then(|socket| core.mailbox(socket)?.receive_mode()))
-        });
+        let wanted = socket.and_then(|socket| core.mailbox(socket)?.receive_mode());
         core.dispatch(now);
         *dirty |= core.is_unsettled();
         std::mem::swap(&mut core.wakes, wakes);
         drop(core);
-        if let (Some((announced, wanted)), Some(mapper)) = (known, &mut self.mapper) {
+        if let Some(mapper) = &mut self.mapper {
             if large.0 > 0 {
                 mapper.passed(large, announced);
             }
-            if let Some(target) = &self.target {
+            if let (Some(target), true) = (&self.target, socket.is_some()) {
                 mapper.begin(now, target, announced, wanted);
             }
         }

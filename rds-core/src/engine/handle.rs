@@ -173,7 +173,8 @@ impl Engine {
             if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {
                 connection.zero_copy.send = Some(link.info(pins.now()));
             }
-            connection.zero_copy.recv = connection.conn.and_then(|conn| maps.path_info(conn));
+            connection.zero_copy.recv =
+                connection.conn.and_then(|conn| maps.path_info(conn, core.node.peer_segments(conn)));
         }
     }
 

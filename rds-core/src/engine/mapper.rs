@@ -122,32 +122,26 @@ impl Mapper {
         let eligible = match wanted {
             Some(Mode::Off) => false,
             Some(Mode::On) => whole && announced,
-            _ => state.controller.is_eligible(len, announced),
+            _ => state.deciding(wanted).is_eligible(len, announced),
         };
         let mut cpu = None;
         let copied = if self.unavailable {
             Some(CopyReason::Unavailable)
         } else if !eligible {
-            Some(match wanted.unwrap_or(state.controller.mode()) {
-                Mode::Off => CopyReason::Setting,
-                _ if !announced => CopyReason::NotAnnounced,
-                _ if whole && state.controller.mode() == Mode::Auto && len >= 64 << 10 => {
-                    CopyReason::Controller
-                }
-                _ => CopyReason::Length,
-            })
+            Some(self.ineligible(wanted.unwrap_or(state.controller.mode()), len, announced))
         } else {
             self.quiet = 0;
             self.active = true;
             let late = !std::mem::replace(&mut self.exact, true) && target.filled() > 0;
-            let map = !late && (wanted == Some(Mode::On) || state.controller.choose(now, len, announced));
-            let measure = !late && wanted != Some(Mode::On) && state.controller.measure();
+            let controller = state.deciding(wanted);
+            let map = !late && (wanted == Some(Mode::On) || controller.choose(now, len, announced));
+            let measure = !late && wanted != Some(Mode::On) && controller.measure();
             cpu = measure.then_some(Duration::ZERO);
             match (late, map) {
                 (true, _) => Some(CopyReason::Late),
                 (_, false) => Some(CopyReason::Controller),
                 _ if target.filled() > 0 => {
-                    state.controller.mapped(now, len, false, None);
+                    state.each(|c| c.mapped(now, len, false, None));
                     cpu = None;
                     Some(CopyReason::Unaligned)
                 }
@@ -234,13 +228,13 @@ impl Mapper {
                 state.counts.bytes += len as u64;
                 let pages = u32::try_from(len / self.maps.page_size()).unwrap_or(u32::MAX);
                 let cpu = cpu.map(|cpu| cpu + self.zap_cost.saturating_mul(pages));
-                state.controller.mapped(now, len, true, cpu);
+                state.each(|c| c.mapped(now, len, true, cpu));
             }
             None => {}
             Some(reason) => {
                 state.counts.copied(reason, len);
                 if reason == CopyReason::Controller {
-                    state.controller.copied(now, len, cpu);
+                    state.each(|c| c.copied(now, len, cpu));
                 }
             }
         }
@@ -348,7 +342,8 @@ impl Mapper {
             large.copied =
                 Some(if self.unavailable { CopyReason::Unavailable } else { CopyReason::Unaligned });
             large.cpu = None;
-            self.path.state().controller.mapped(now, large.len, false, None);
+            let len = large.len;
+            self.path.state().each(|c| c.mapped(now, len, false, None));
         }
         self.exact = !self.unavailable;
     }

@@ -40,7 +40,9 @@ pub(crate) struct MapPath {
 }
 
 pub(crate) struct MapState {
-    pub(crate) controller: MapController,
+    pub(super) controller: MapController,
+    /// For messages whose socket wants `auto` on a path that is off or on.
+    auto: Option<Box<MapController>>,
     pub(crate) counts: ReceiveCounts,
     /// Pages that are being filled or held, and pages that are free and still mapped.
     pub(crate) lent_pages: u32,
@@ -50,6 +52,26 @@ pub(crate) struct MapState {
 impl MapPath {
     pub(crate) fn state(&self) -> MutexGuard<'_, MapState> {
         lock(&self.state)
+    }
+}
+
+impl MapState {
+    /// The controller that decides for a message whose socket wants `wanted`.
+    pub(super) fn deciding(&mut self, wanted: Option<Mode>) -> &mut MapController {
+        match wanted {
+            Some(mode @ Mode::Auto) if self.controller.mode() != mode => {
+                self.auto.get_or_insert_with(|| Box::new(self.controller.in_mode(mode)))
+            }
+            _ => &mut self.controller,
+        }
+    }
+
+    /// Tells all controllers of the path.
+    pub(super) fn each(&mut self, mut f: impl FnMut(&mut MapController)) {
+        f(&mut self.controller);
+        if let Some(auto) = &mut self.auto {
+            f(auto);
+        }
     }
 }
 
@@ -78,10 +100,9 @@ impl Maps {
     /// A connection begins.
     pub(super) fn add(&self, id: ConnId, peer: IpAddr, mode: Mode) -> Arc<MapPath> {
         let controller = MapController::new(mode, is_local(peer)).with_page_size(self.page_size);
-        let (counts, lent_pages, used_pages) = (ReceiveCounts::default(), 0, 0);
-        let path =
-            MapPath { peer, state: Mutex::new(MapState { controller, counts, lent_pages, used_pages }) };
-        let path = Arc::new(path);
+        let counts = ReceiveCounts::default();
+        let state = MapState { controller, auto: None, counts, lent_pages: 0, used_pages: 0 };
+        let path = Arc::new(MapPath { peer, state: Mutex::new(state) });
         lock(&self.paths).insert(id, Arc::clone(&path));
         path
     }
@@ -120,12 +141,12 @@ impl Maps {
         NodeReceiveZeroCopy { region_bytes, map_limit: self.settings.map_limit, counts }
     }
 
-    /// One connection.
-    pub(crate) fn path_info(&self, id: ConnId) -> Option<ReceiveZeroCopy> {
+    /// One connection. `announced`: its peer sends so that it can be mapped.
+    pub(crate) fn path_info(&self, id: ConnId, announced: bool) -> Option<ReceiveZeroCopy> {
         let paths = lock(&self.paths);
         let state = paths.get(&id)?.state();
         Some(ReceiveZeroCopy {
-            decision: state.controller.state(),
+            decision: state.controller.state(announced),
             counts: state.counts,
             lent_pages: state.lent_pages,
             used_pages: state.used_pages,

@@ -192,7 +192,11 @@ impl Socket {
     /// Pages for a payload, where the node's options say what happens without.
     fn reserve(&self, len: usize, destination: SocketAddr) -> Result<u32, Full> {
         let shared = self.shared();
-        if shared.pins.settings.when_full == WhenFull::Copy || destination.ip() == self.mailbox.local.ip() {
+        // What is refused for its length, whatever room there is, is to be told so.
+        if shared.pins.settings.when_full == WhenFull::Copy
+            || destination.ip() == self.mailbox.local.ip()
+            || len > shared.options.config.max_message as usize
+        {
             return Ok(0);
         }
         shared.pins.reserve(&self.share, self.send_mode(), destination.ip(), len)

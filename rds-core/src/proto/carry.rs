@@ -360,6 +360,7 @@ impl Node {
             lane.drop_unsent_dead(&mut self.released);
             self.lost(now, peer, index, &c);
         }
+        self.forget_map(conn, peer);
         if (tried || carried) && !self.closing {
             self.after_loss(now, peer, c.lane);
         } else if !c.dialed {

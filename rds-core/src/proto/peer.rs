@@ -38,6 +38,8 @@ pub(super) struct Peer {
     pub(super) shown: u64,
     /// Which of its ports are congested.
     pub(super) map: CongestionMap,
+    /// The connection that told so.
+    pub(super) map_from: Option<super::ConnId>,
     /// Senders that wait for one of its ports.
     pub(super) waiters: BTreeSet<(SocketId, u16)>,
     /// Pairs of ports whose messages are still on another lane than their own, with their number.
@@ -66,6 +68,7 @@ impl Peer {
             incarnation: None,
             shown: 0,
             map: CongestionMap::new(),
+            map_from: None,
             waiters: BTreeSet::new(),
             pins: BTreeMap::new(),
             knocking: None,

@@ -43,7 +43,7 @@ impl Node {
             match c.decoder.next(&mut rest, MAX_MESSAGE + MAX_MESSAGE_SLACK) {
                 Ok(Item::NeedMore) => break true,
                 Ok(Item::Message { header, payload }) => {
-                    if payload.len() >= LARGE {
+                    if payload.len() >= LARGE && !header.is_congestion_map() {
                         large = (large.0 + payload.len() as u64, header.len.max(large.1));
                     }
                     self.message(now, conn, header, Body::Borrowed(payload), inbox)
@@ -86,11 +86,11 @@ impl Node {
         Some(buffer)
     }
 
-    /// The socket to which the message goes within which the connection stands.
+    /// The socket to which the message goes within which the connection stands; `None` of a congestion map.
     #[must_use]
     pub fn target_socket(&self, conn: ConnId) -> Option<SocketId> {
-        let partial = self.conns.get(conn)?.partial.as_ref()?;
-        self.local.by_port(partial.header.dport)
+        let header = &self.conns.get(conn)?.partial.as_ref()?.header;
+        if header.is_congestion_map() { None } else { self.local.by_port(header.dport) }
     }
 
     /// Gives the buffer of [`Node::take_target`] back after 0 or more bytes were appended, never more than were missing.
@@ -263,6 +263,22 @@ impl Node {
             return;
         }
         self.counters.add(Counter::CongUpdateReceived, 1);
+        self.peers[index as usize].map_from = Some(conn);
+        self.apply_map(index, map);
+    }
+
+    /// A connection has ended while others of its peer stand. If it told last which ports are congested, it may have been read late,
+    /// after a newer one had told better, and nobody would ever correct it: what is not known to be congested counts as free. The peer
+    /// tells all its connections of every change.
+    pub(super) fn forget_map(&mut self, conn: ConnId, peer: u32) {
+        let p = &mut self.peers[peer as usize];
+        if p.map_from == Some(conn) && p.lanes.iter().any(|l| l.conn.is_some()) {
+            p.map_from = None;
+            self.apply_map(peer, CongestionMap::new());
+        }
+    }
+
+    fn apply_map(&mut self, index: u32, map: CongestionMap) {
         let peer = &mut self.peers[index as usize];
         if peer.map == map {
             return;

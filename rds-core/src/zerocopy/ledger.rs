@@ -208,24 +208,4 @@ impl<H> Ledger<H> {
         let in_flight = self.flight.filter(|f| f.notified.is_none()).map(|f| f.begun);
         self.ring.front().map(|e| e.begun).or(in_flight)
     }
-
-    /// The end of the socket: all that is left is appended to `out`, marked as not copied, and a call in flight gets
-    /// what it holds straight back from [`commit`](Self::commit).
-    ///
-    /// Allowed only once the kernel reads none of it any more: after the socket was disconnected (`connect` to
-    /// `AF_UNSPEC`, which drops what is queued) and its error queue was read to its end once more. Closing the descriptor
-    /// is not enough: the kernel goes on to send the pages, and notifies nobody.
-    pub fn take_all(&mut self, out: &mut Vec<Released<H>>) {
-        self.first = self.first.wrapping_add(self.ring.len() as u32);
-        for entry in self.ring.drain(..) {
-            if let Some(held) = entry.held {
-                out.push(Released { held, copied: false, pages: entry.pages });
-            }
-        }
-        self.holding = 0;
-        self.pages = 0;
-        if let Some(flight) = &mut self.flight {
-            flight.notified.get_or_insert(false);
-        }
-    }
 }

@@ -39,7 +39,6 @@ pub struct MapController {
     unmapped_share: f32,
     /// The message chosen last is to be measured.
     measure: bool,
-    announced: bool,
 }
 
 impl MapController {
@@ -55,7 +54,6 @@ impl MapController {
             trial: Some(Tally::new()),
             unmapped_share: 0.0,
             measure: false,
-            announced: false,
         }
     }
 
@@ -89,7 +87,6 @@ impl MapController {
     /// pattern; without it nothing is mapped in any mode.
     pub fn choose(&mut self, now: Time, len: usize, announced: bool) -> bool {
         self.measure = false;
-        self.announced = announced;
         if !announced {
             return false;
         }
@@ -174,19 +171,24 @@ impl MapController {
     /// Changes the mode. `auto` begins anew: what it knew may be old.
     pub fn set_mode(&mut self, mode: Mode) {
         if mode != self.mode {
-            let announced = self.announced;
-            *self = Self { announced, ..Self::new(mode, self.local_peer).with_page_size(self.page_size) };
+            *self = self.in_mode(mode);
         }
     }
 
-    /// What it does, and why.
+    /// A new one for the same path, in another mode.
     #[must_use]
-    pub fn state(&self) -> Decision {
+    pub const fn in_mode(&self, mode: Mode) -> Self {
+        Self::new(mode, self.local_peer).with_page_size(self.page_size)
+    }
+
+    /// What it does, and why. `announced`: as in [`choose`](Self::choose).
+    #[must_use]
+    pub fn state(&self, announced: bool) -> Decision {
         let (eligible_bytes, explored_bytes, warm_up_bytes) = self.comparison.bytes();
         let (zero_copy, reason) = match (self.mode, &self.off) {
             (Mode::Off, _) => (false, Reason::Setting),
             (Mode::Auto, _) if self.local_peer => (false, Reason::LocalPeer),
-            _ if !self.announced => (false, Reason::NotAnnounced),
+            _ if !announced => (false, Reason::NotAnnounced),
             (Mode::On, _) => (true, Reason::Setting),
             (Mode::Auto, Some(off)) => (false, off.reason),
             (Mode::Auto, None) if self.trial.is_some() || self.comparison.undecided() => {

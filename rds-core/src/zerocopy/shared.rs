@@ -82,15 +82,11 @@ impl<H> SharedLedger<H> {
         self.lock().ledger.notified(now, first, last, copied, out)
     }
 
-    /// The end of the socket: as [`Ledger::take_all`], with its condition, and no call begins any more.
-    pub fn finish(&self, out: &mut Vec<Released<H>>) {
-        let mut inner = self.lock();
-        inner.finished = true;
-        inner.ledger.take_all(out);
-    }
-
     /// The end of the socket, if nothing is outstanding: no call begins any more. False, and nothing has changed, otherwise.
-    pub fn finish_idle(&self) -> bool {
+    ///
+    /// To be asked after the socket was disconnected (`connect` to `AF_UNSPEC`, which makes the kernel let go of all that is queued)
+    /// and its error queue read. Closing the descriptor is not enough: the kernel goes on to send the pages, and notifies nobody.
+    pub fn finish(&self) -> bool {
         let mut inner = self.lock();
         inner.finished |= inner.ledger.outstanding() == 0;
         inner.finished

@@ -420,7 +420,7 @@ impl<H: Held> SendPath<H> {
     /// then no call is made on the path again.
     pub fn finish<W: Wire<Held = H>>(&self, wire: &mut W, released: &mut Vec<Chunk>) -> bool {
         self.reap(wire, released);
-        self.ledger.finish_idle()
+        self.ledger.finish()
     }
 
     /// The end of the socket: `disconnect` is called if the kernel may still read for a call, or a thread is in one. True once the kernel

@@ -87,21 +87,6 @@ fn a_range_of_all_numbers_costs_no_more_than_the_ledger_has_calls() {
 }
 
 #[test]
-fn the_end_of_a_socket_gives_back_what_is_left_and_the_call_in_flight() {
-    let mut ledger = with_calls(3, 3);
-    assert_eq!(notify(&mut ledger, 4, 4).1, [1]);
-    ledger.begin(at(9), 2);
-    let mut out = Vec::new();
-    ledger.take_all(&mut out);
-    assert_eq!(out.into_iter().map(|r| r.held).collect::<Vec<_>>(), [0, 2]);
-    assert_eq!(ledger.commit(3), Some(Released { held: 3, copied: false, pages: 2 }));
-    assert_eq!((ledger.outstanding(), ledger.pages(), ledger.oldest()), (0, 0, None));
-    ledger.begin(at(10), 1);
-    assert_eq!(ledger.commit(4), None);
-    assert_eq!(notify(&mut ledger, 7, 7).1, [4], "numbers go on");
-}
-
-#[test]
 fn a_ledger_in_steady_state_keeps_no_trace_of_what_is_done() {
     let mut ledger = with_calls(u32::MAX - 5000, 0);
     let mut out = Vec::new();
@@ -126,7 +111,6 @@ enum Step {
     Fail,
     Commit,
     Notify { from: i32, len: u32, copied: bool },
-    TakeAll,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -137,7 +121,6 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (-2..60_i32, 0..6_u32, any::<bool>()).prop_map(|(from, len, copied)| Step::Notify { from, len, copied }),
         1 => (any::<i32>(), any::<u32>(), any::<bool>())
             .prop_map(|(from, len, copied)| Step::Notify { from, len, copied }),
-        1 => Just(Step::TakeAll),
     ]
 }
 
@@ -221,21 +204,6 @@ proptest! {
                     prop_assert_eq!(n, Notified { ids, unknown: u64::from(len) + 1 - ids, oldest_lag: lag });
                     returned.extend(out.into_iter().map(|r| r.held));
                 }
-                Step::TakeAll => {
-                    let mut out = Vec::new();
-                    ledger.take_all(&mut out);
-                    let expected: Vec<u64> = model.held.values().map(|v| v.0).collect();
-                    let mut got: Vec<u64> = out.iter().map(|r| r.held).collect();
-                    got.sort_unstable();
-                    let mut sorted = expected;
-                    sorted.sort_unstable();
-                    prop_assert_eq!(got, sorted);
-                    model.held.clear();
-                    if let Some((_, _, notified)) = &mut model.flight {
-                        notified.get_or_insert(false);
-                    }
-                    returned.extend(out.into_iter().map(|r| r.held));
-                }
             }
             let flight = model.flight;
             prop_assert_eq!(ledger.outstanding(), model.held.len() + usize::from(flight.is_some()));
@@ -248,7 +216,7 @@ proptest! {
             ledger.failed();
         }
         let mut out = Vec::new();
-        ledger.take_all(&mut out);
+        ledger.notified(at(1000), 0, u32::MAX, false, &mut out);
         returned.extend(out.into_iter().map(|r| r.held));
         returned.sort_unstable();
         prop_assert_eq!(returned, (0..committed).collect::<Vec<_>>());

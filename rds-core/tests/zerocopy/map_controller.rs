@@ -55,7 +55,7 @@ fn auto_costs_at_most_3_percent_more_than_the_better_mode() {
                 run.messages(500, &path, |_| kib << 10);
                 let cost = run.messages(30_000, &path, |_| kib << 10);
                 assert!(cost.ratio() < 1.03, "{name}, {kib} KiB, seed {seed}: {:.4} {cost:?}", cost.ratio());
-                let state = receiver.controller.state();
+                let state = receiver.controller.state(true);
                 assert!(state.explored_bytes * 100 <= state.eligible_bytes, "{state:?}");
             }
         }
@@ -68,14 +68,14 @@ fn too_many_unmapped_messages_end_it_until_a_probe_finds_them_mapped() {
     let mut run = receiver.run(1);
     let cost = run.messages(1000, &NO_COPY, |_| LEN);
     assert!(cost.zero_copy_bytes <= 24 * LEN as u64, "{cost:?}");
-    let state = run.controller.controller.state();
+    let state = run.controller.controller.state(true);
     assert_eq!((state.zero_copy, state.reason), (false, Reason::Unmapped));
     assert!(state.next_probe.is_some() && state.failed_share > 0.0);
     run.controller.unmappable = 0;
     run.messages(30_000, &NO_COPY, |_| LEN);
     let cost = run.messages(10_000, &NO_COPY, |_| LEN);
     assert!(cost.zero_copy_bytes * 100 >= cost.bytes * 99, "mapped again: {cost:?}");
-    let state = run.controller.controller.state();
+    let state = run.controller.controller.state(true);
     assert_eq!((state.zero_copy, state.reason), (true, Reason::Measured));
 }
 
@@ -84,11 +84,11 @@ fn alignment_that_breaks_in_mid_run_ends_mapping_after_a_few_messages() {
     let mut receiver = Receiver::new(0);
     let mut run = receiver.run(2);
     run.messages(5000, &NO_COPY, |_| LEN);
-    assert!(run.controller.controller.state().zero_copy);
+    assert!(run.controller.controller.state(true).zero_copy);
     run.controller.unmappable = 100;
     let cost = run.messages(100, &NO_COPY, |_| LEN);
     assert!(cost.zero_copy_bytes <= 16 * LEN as u64, "{cost:?}");
-    assert_eq!(receiver.controller.state().reason, Reason::Unmapped);
+    assert_eq!(receiver.controller.state(true).reason, Reason::Unmapped);
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn a_twentieth_that_is_not_mapped_is_accepted() {
         run.controller.unmappable = if i % 20 == 0 { 100 } else { 0 };
         run.messages(1, &NO_COPY, |_| LEN);
     }
-    let state = receiver.controller.state();
+    let state = receiver.controller.state(true);
     assert_eq!((state.zero_copy, state.reason), (true, Reason::Measured));
 }
 
@@ -109,7 +109,8 @@ fn without_the_announced_pattern_nothing_is_mapped() {
     for mode in [Mode::On, Mode::Auto] {
         let mut c = MapController::new(mode, false);
         assert!((0..100).all(|_| !c.choose(NOW, LEN, false) && !c.measure()));
-        assert_eq!(c.state().reason, Reason::NotAnnounced);
+        assert_eq!(c.state(false).reason, Reason::NotAnnounced);
+        assert_ne!(c.state(true).reason, Reason::NotAnnounced);
         assert!((0..100).any(|_| c.choose(NOW, LEN, true)));
     }
 }
@@ -118,10 +119,10 @@ fn without_the_announced_pattern_nothing_is_mapped() {
 fn a_local_peer_is_trusted_by_opt_in_only() {
     let mut c = MapController::new(Mode::Auto, true);
     assert!((0..100_000).all(|_| !c.choose(NOW, 1 << 20, true)));
-    assert_eq!(c.state().reason, Reason::LocalPeer);
+    assert_eq!(c.state(true).reason, Reason::LocalPeer);
     c.set_mode(Mode::On);
     assert!(c.choose(NOW, 1 << 20, true));
-    assert_eq!(c.state().reason, Reason::Setting);
+    assert_eq!(c.state(true).reason, Reason::Setting);
     c.set_mode(Mode::Off);
     assert!(!c.choose(NOW, 1 << 20, true));
 }
