@@ -616,3 +616,21 @@ fn a_pair_of_sockets_leaves_its_lane_only_when_nothing_of_it_is_unacknowledged()
     b.send(socket, SMALLER, 4001, b"fourth").unwrap();
     assert_eq!((data(&b, zero).len(), data(&b, six).len()), (3, 1));
 }
+
+#[test]
+fn what_a_connection_said_of_congestion_does_not_outlive_it_while_others_stand() {
+    let mut b = Bench::new(|c| c.lanes = 2);
+    let (socket, _) = b.node.bind(4300).unwrap();
+    let peer = Own { lanes: 2, ..Own::new(1) };
+    let (old, _new) = (b.own(1000, peer), b.own(1001, peer));
+    // Read late: the newer connection has told already that the port is free, and nobody will say it again.
+    b.feed(old, &peer.map(&[4001]));
+    assert_eq!(b.send(socket, SMALLER, 4001, b"x"), Err(SendError::Congested));
+    b.events.clear();
+    b.node.closed(b.now, old, None);
+    b.pump();
+    let freed =
+        |e: &Action| matches!(e, Action::Uncongested { destination, .. } if destination.port() == 4001);
+    assert!(b.events.iter().any(freed), "{:?}", b.events);
+    assert_eq!(b.send(socket, SMALLER, 4001, b"x"), Ok(()));
+}
