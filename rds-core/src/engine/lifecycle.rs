@@ -88,7 +88,10 @@ impl Reactor {
                 core.add_link(id, Arc::clone(&conn.link));
                 let now = shared.now();
                 core.node.connected(now, id);
-                if self.pins.wants_segments(conn.peer).0 && tcp::page_segments(&conn.link.stream).is_some() {
+                if self.pins.wants_segments(conn.peer).0
+                    && let Some(mss) = tcp::page_segments(&conn.link.stream)
+                {
+                    conn.link.set_segment(mss);
                     core.node.announce_segmentation(id);
                 }
                 core.dispatch(now);
@@ -162,7 +165,10 @@ impl Reactor {
         match &added {
             Ok(link) => {
                 core.add_link(id, Arc::clone(link));
-                if self.pins.wants_segments(from.ip()).0 && tcp::page_segments(&link.stream).is_some() {
+                if self.pins.wants_segments(from.ip()).0
+                    && let Some(mss) = tcp::page_segments(&link.stream)
+                {
+                    link.set_segment(mss);
                     core.node.announce_segmentation(id);
                 }
             }

@@ -116,6 +116,11 @@ impl Link {
         self.sending.pinning.set_own_peer();
     }
 
+    /// Segments hold whole pages, `mss` bytes, and the peer was told so.
+    pub(crate) fn set_segment(&self, mss: u32) {
+        self.sending.pinning.set_segment(mss, crate::sys::limits::page_size() as u32);
+    }
+
     /// The poll loop saw that the connection is writable: whether a writer waits for that.
     pub(crate) fn writable_edge(&self) -> bool {
         self.edges.fetch_add(1, SeqCst);

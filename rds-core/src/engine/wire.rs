@@ -17,9 +17,15 @@ use crate::sys::zerocopy::{self, Gather};
 use crate::zerocopy::{Ending, Held, Refusal, Wire};
 
 /// From this length on payloads are kept whole: see [`Pinning::keep_whole`].
-const LARGE: u64 = 64 << 10;
+const LARGE: u64 = 32 << 10;
 /// The window is looked at once in so many calls while it was more than wide enough.
 const LOOK: u32 = 16;
+/// Looks for which calls stay short after segments came out of order.
+const CAREFUL: u32 = 8;
+/// Options of a segment with three SACK blocks, beside timestamps: 4 bytes and 8 each.
+const SACK: u32 = 28;
+/// Most bytes that the kernel puts into a segment buffer, whatever the device; a little less than 64 KiB, for headers.
+const SEGMENT_BUFFER: u32 = 65_000;
 
 /// What the kernel may read. Never freed unless it is released; counted then.
 #[derive(Debug)]
@@ -55,6 +61,10 @@ pub(crate) struct Pinning {
     /// The peer's window when it was looked at last, and calls since.
     window: AtomicU32,
     looked: AtomicU32,
+    /// Longest call while segments come out of order; 0 if payloads are not laid out in whole pages.
+    short: AtomicU32,
+    disordered: AtomicU32,
+    careful: AtomicU32,
     queue: Mutex<Option<Box<ErrorQueue>>>,
 }
 
@@ -67,6 +77,9 @@ impl Pinning {
             whole: AtomicBool::new(false),
             window: AtomicU32::new(0),
             looked: AtomicU32::new(0),
+            short: AtomicU32::new(0),
+            disordered: AtomicU32::new(0),
+            careful: AtomicU32::new(0),
             queue: Mutex::new(None),
         }
     }
@@ -81,6 +94,15 @@ impl Pinning {
         if !self.own_peer.load(Relaxed) {
             self.own_peer.store(true, Relaxed);
         }
+    }
+
+    /// Segments hold `mss` bytes of payload, whole pages of `page` bytes, and the peer may map them.
+    ///
+    /// While we receive segments out of order, ours carry SACK blocks and so much less payload. A segment buffer that the kernel fills
+    /// then ends within a page, and the rest of the call cannot be mapped. Calls that fit one even then are not cut.
+    pub(crate) fn set_segment(&self, mss: u32, page: u32) {
+        let whole = (SEGMENT_BUFFER / mss.max(1)) * mss.saturating_sub(SACK);
+        self.short.store(whole / page.max(1) * page, Relaxed);
     }
 
     /// Before a call of `len` bytes: has TCP keep segments whole, or send at once what it can.
@@ -109,9 +131,15 @@ impl Pinning {
             return false;
         }
         self.looked.store(0, Relaxed);
-        let window = crate::sys::send_window(stream.as_fd()).unwrap_or(0);
-        self.window.store(window, Relaxed);
-        wanted > u64::from(window)
+        let now = crate::sys::segmenting(stream.as_fd()).unwrap_or_default();
+        self.window.store(now.window, Relaxed);
+        let careful = if self.disordered.swap(now.disordered, Relaxed) == now.disordered {
+            self.careful.load(Relaxed).saturating_sub(1)
+        } else {
+            CAREFUL
+        };
+        self.careful.store(careful, Relaxed);
+        wanted > u64::from(now.window)
     }
 
     fn enable(&self, socket: BorrowedFd<'_>) -> bool {
@@ -157,6 +185,11 @@ impl Wire for SocketWire<'_> {
             self.pinning.keep_whole(self.stream, pieces.iter().map(|piece| piece.len() as u64).sum());
         }
         zerocopy::send(self.stream.as_fd(), pieces, ending, self.gather).map_err(|error| refusal(&error))
+    }
+
+    fn cut(&self) -> Option<usize> {
+        let short = self.pinning.short.load(Relaxed) as usize;
+        (short > 0 && self.pinning.careful.load(Relaxed) > 0).then_some(short)
     }
 
     fn pin(&mut self, pieces: Vec<Chunk>, ending: Ending) -> Result<(usize, Loan), (Refusal, Vec<Chunk>)> {

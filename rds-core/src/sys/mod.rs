@@ -18,7 +18,7 @@ mod tcp;
 mod zc_receive;
 pub(crate) mod zerocopy;
 
-pub(crate) use tcp::{page_mss, path_mtu, send_mss, send_window, set_max_segment, unacknowledged};
+pub(crate) use tcp::{page_mss, path_mtu, segmenting, send_mss, set_max_segment, unacknowledged};
 
 #[cfg(test)]
 mod testing;

@@ -42,14 +42,23 @@ pub(crate) fn send_mss(socket: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(mss)
 }
 
-/// Bytes beyond what the peer's TCP has acknowledged for which it has room (tcpi_snd_wnd of TCP_INFO, since Linux 5.4).
+/// What TCP_INFO tells of how segments are cut (since Linux 5.4).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Segmenting {
+    /// Bytes beyond what the peer's TCP has acknowledged for which it has room (tcpi_snd_wnd).
+    pub(crate) window: u32,
+    /// Segments that came out of order so far (tcpi_rcv_ooopack). While some are, our own carry SACK blocks, and less payload.
+    pub(crate) disordered: u32,
+}
+
+/// How segments are cut at present.
 ///
 /// # Errors
 /// What the kernel says; not a TCP socket, for one.
-pub(crate) fn send_window(socket: BorrowedFd<'_>) -> io::Result<u32> {
-    // struct tcp_info of linux/tcp.h: it is at byte 228.
+pub(crate) fn segmenting(socket: BorrowedFd<'_>) -> io::Result<Segmenting> {
+    // struct tcp_info of linux/tcp.h: they are at bytes 224 and 228.
     let words = option::get::<58>(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
-    Ok(words[57])
+    Ok(Segmenting { window: words[57], disordered: words[56] })
 }
 
 /// Bounds the segments of a connection that is not made yet, or of all that a listener will accept, to `mss` bytes with
@@ -111,11 +120,11 @@ mod tests {
     #[test]
     fn the_peers_window_shrinks_while_it_does_not_read() {
         let (mut a, b) = pair();
-        assert!(send_window(a.as_fd()).unwrap() > 1 << 14);
+        assert!(segmenting(a.as_fd()).unwrap().window > 1 << 14);
         a.set_nonblocking(true).unwrap();
         while a.write(&[0; 1 << 16]).is_ok() {}
         // What could not be sent keeps the window from counting as open, however much was acknowledged.
-        while send_window(a.as_fd()).unwrap() > 1 << 14 {
+        while segmenting(a.as_fd()).unwrap().window > 1 << 14 {
             std::thread::yield_now();
         }
         drop(b);
@@ -125,7 +134,7 @@ mod tests {
     fn a_file_has_no_output_queue_and_no_segments() {
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(unacknowledged(file.as_fd()).is_err());
-        assert!(send_mss(file.as_fd()).is_err() && send_window(file.as_fd()).is_err());
+        assert!(send_mss(file.as_fd()).is_err() && segmenting(file.as_fd()).is_err());
         assert!(set_max_segment(file.as_fd(), 4108).is_err());
     }
 

@@ -52,6 +52,11 @@ pub trait Wire {
     /// It took nothing.
     fn copy(&mut self, pieces: &[Chunk], ending: Ending) -> Result<usize, Refusal>;
 
+    /// Longest payload, a whole number of pages, that one pinned call should carry at present; longer ones take several. `None`: any.
+    fn cut(&self) -> Option<usize> {
+        None
+    }
+
     /// One call that pins: the bytes it took, at least one. It uses up a number of the socket.
     ///
     /// # Errors

@@ -179,8 +179,11 @@ impl<H: Held> SendPath<H> {
                 break None;
             }
             let ending = Ending { record: call.end_record, more: call.more };
+            let len = writer.pieces[at].len;
+            let cut = if call.pinned { wire.cut().filter(|cut| (1..len).contains(cut)) } else { None };
             let took = if call.pinned {
-                match self.pin(writer, wire, batch, at..end, ending, released) {
+                let range = if cut.is_some() { at..at + 1 } else { at..end };
+                match self.pin(writer, wire, batch, range, cut, ending, released) {
                     Pinned::Took(n) => n,
                     Pinned::CopyInstead => {
                         writer.pieces[at].pinnable = false;
@@ -212,6 +215,14 @@ impl<H: Held> SendPath<H> {
                 }
             };
             bytes += took;
+            if let Some(cut) = cut {
+                if took < cut {
+                    break Some(Stop::Full);
+                }
+                batch[at].advance(took);
+                writer.pieces[at].len -= took;
+                continue;
+            }
             if took < writer.pieces[at..end].iter().map(|p| p.len).sum() {
                 break Some(Stop::Full);
             }
@@ -249,17 +260,18 @@ impl<H: Held> SendPath<H> {
         }
     }
 
-    /// One pinned call, with what it takes to make it possible.
+    /// One pinned call, of the first `cut` bytes if there is a cut, with what it takes to make it possible.
     fn pin<W: Wire<Held = H>>(
         &self,
         writer: &mut Writer,
         wire: &mut W,
         batch: &mut [Chunk],
         range: std::ops::Range<usize>,
+        cut: Option<usize>,
         ending: Ending,
         released: &mut Vec<Chunk>,
     ) -> Pinned {
-        let len: usize = writer.pieces[range.clone()].iter().map(|p| p.len).sum();
+        let len = cut.unwrap_or_else(|| writer.pieces[range.clone()].iter().map(|p| p.len).sum());
         let measured = writer.which[range.start].filter(|&d| writer.decided[d].measure);
         let start = measured.map(|_| wire.cpu_time());
         let full = |path: &Self| path.ledger.outstanding() as u64 >= path.settings.calls;
@@ -276,7 +288,14 @@ impl<H: Held> SendPath<H> {
             return Pinned::CopyInstead;
         };
         let mut pieces = lock(&self.spare).pop().unwrap_or_default();
-        pieces.extend(batch[range.clone()].iter_mut().map(|chunk| std::mem::replace(chunk, Chunk::empty())));
+        match cut {
+            Some(cut) => pieces.push(batch[range.start].slice(0..cut)),
+            None => {
+                let taken =
+                    batch[range.clone()].iter_mut().map(|chunk| std::mem::replace(chunk, Chunk::empty()));
+                pieces.extend(taken);
+            }
+        }
         let mut again = true;
         let refusal = loop {
             if !self.ledger.begin(wire.now(), pages) {
@@ -313,9 +332,11 @@ impl<H: Held> SendPath<H> {
                 }
             }
         };
-        for (place, piece) in batch[range].iter_mut().zip(pieces.drain(..)) {
-            *place = piece;
+        if cut.is_none() {
+            batch[range].iter_mut().zip(pieces.drain(..)).for_each(|(place, piece)| *place = piece);
         }
+        // Of a cut the batch has the whole.
+        pieces.clear();
         self.keep(pieces);
         match refusal {
             Refusal::Full => Pinned::Stop(Stop::Full),

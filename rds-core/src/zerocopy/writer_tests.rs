@@ -51,6 +51,7 @@ struct Kernel {
     /// Calls not notified, and the payloads (by their first byte's address) that they read.
     outstanding: BTreeMap<u32, Vec<usize>>,
     records: VecDeque<(u32, u32, bool)>,
+    cut: Option<usize>,
 }
 
 impl Kernel {
@@ -91,10 +92,16 @@ impl Wire for Kernel {
         self.call(pieces, false, ending)
     }
 
+    fn cut(&self) -> Option<usize> {
+        self.cut
+    }
+
     fn pin(&mut self, pieces: Vec<Chunk>, ending: Ending) -> Result<(usize, Loan), (Refusal, Vec<Chunk>)> {
         match self.call(&pieces, true, ending) {
             Ok(n) => {
-                let ends = pieces.iter().filter(|p| p.is_payload()).map(|p| p.as_ptr_range().end.addr());
+                // Of a part too, the end of the whole.
+                let whole = |p: &Chunk| p.lent().map_or(p.as_ptr_range(), |l| l.as_slice().as_ptr_range());
+                let ends = pieces.iter().filter(|p| p.is_payload()).map(|p| whole(p).end.addr());
                 self.outstanding.insert(self.next_id, ends.collect());
                 self.next_id += 1;
                 Ok((n, Loan(pieces)))
@@ -250,6 +257,39 @@ fn each_large_payload_begins_a_segment_buffer_and_takes_the_next_header_along() 
     assert_eq!(rig.reap(), 3);
     assert_eq!(rig.heard(), [(2, true), (0, false), (1, false), (3, false)]);
     assert_eq!((rig.budget.used(), rig.gauge.now(), rig.gauge.max()), (0, 0, 54));
+}
+
+#[test]
+fn while_calls_must_be_short_a_payload_takes_several_and_each_begins_a_segment_buffer() {
+    let mut rig = Rig::new(settings(Mode::On, u64::MAX, 100));
+    rig.kernel.cut = Some(57_344);
+    rig.messages(&[131_072, 65_536]);
+    assert_eq!(rig.write(usize::MAX), Wrote { bytes: rig.expected.len(), stop: None });
+    let lens: Vec<_> = rig.kernel.made.iter().map(|made| (made.pinned, made.lens.clone())).collect();
+    let pinned = |lens: &[usize]| (true, lens.to_vec());
+    assert_eq!(
+        lens,
+        [
+            (false, vec![48]),
+            pinned(&[57_344]),
+            pinned(&[57_344]),
+            pinned(&[16_384, 48]),
+            pinned(&[57_344]),
+            pinned(&[8192])
+        ]
+    );
+    assert!(rig.kernel.made.iter().all(|made| made.ending.record), "{:?}", rig.kernel.made);
+    rig.kernel.notify(0, 1, false);
+    assert_eq!((rig.reap(), rig.heard()), (2, vec![]), "the rest of the first payload is still read");
+    // A short call ends the write; the rest begins where it ended.
+    rig.kernel.notify(2, 4, false);
+    assert_eq!((rig.reap(), rig.heard()), (3, vec![(0, false), (1, false)]));
+    rig.messages(&[65_536]);
+    rig.kernel.script.extend([Ok(usize::MAX), Ok(4096)]);
+    assert_eq!(rig.write(usize::MAX).stop, Some(Stop::Full));
+    assert_eq!(rig.write(usize::MAX).stop, None);
+    assert_eq!(rig.kernel.made.last().map(|made| made.lens.clone()), Some(vec![4096]));
+    rig.check();
 }
 
 #[test]
@@ -481,9 +521,11 @@ proptest! {
         acts in proptest::collection::vec(act(), 1..120),
         pages in prop_oneof![Just(u64::MAX), 0..200u64],
         optmem in prop_oneof![Just(131_072u64), 0..6000u64],
+        cut in prop_oneof![Just(None), Just(Some(4096)), Just(Some(57_344)), Just(Some(0))],
     ) {
         let calls = Limits { memlock: None, optmem }.notification_limit();
         let mut rig = Rig::new(settings(Mode::Auto, pages, calls));
+        rig.kernel.cut = cut;
         for act in acts {
             match act {
                 Act::Message(len) => rig.message(len, Terms::default(), 0),
