@@ -17,7 +17,7 @@ use super::{OpenError, Options, ShutdownReport, Socket, tcp};
 use crate::buffer::PoolBuffer;
 use crate::info::{Counter, Snapshot};
 use crate::proto::{BindError, Node};
-use crate::zerocopy::Mode;
+use crate::zerocopy::{Mode, Share};
 
 /// How long the last handle that goes drains the node.
 const DROP_DEADLINE: Duration = Duration::from_secs(1);
@@ -124,7 +124,8 @@ impl Engine {
         let mut core = self.shared().core();
         let (id, port) = core.node.bind(port)?;
         let local = SocketAddr::new(self.address(), port);
-        let mailbox = Arc::new(Mailbox::new(id, local, RECEIVE_BUFFER, Arc::clone(&core.pressed)));
+        let share = Arc::new(Share::new(&self.shared().pins.budget));
+        let mailbox = Arc::new(Mailbox::new(id, local, RECEIVE_BUFFER, Arc::clone(&core.pressed), share));
         core.add_mailbox(Arc::clone(&mailbox));
         drop(core);
         Ok(Socket::new(self.clone(), mailbox))
@@ -169,6 +170,11 @@ impl Engine {
         snapshot.zero_copy = pins.info(core.links().map(|link| link.path().counts()));
         snapshot.zero_copy.pool_bytes = self.shared().pool.free_bytes();
         snapshot.zero_copy.recv = maps.info();
+        for socket in &mut snapshot.sockets {
+            let of = |mailbox: &&Arc<Mailbox>| mailbox.local == socket.bound;
+            let mailbox = core.mailboxes.iter().flatten().find(of);
+            socket.pinned_bytes = mailbox.map_or(0, |m| pins.bytes(m.share.used()));
+        }
         for connection in snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections) {
             if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {
                 connection.zero_copy.send = Some(link.info(pins.now()));

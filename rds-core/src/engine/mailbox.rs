@@ -20,6 +20,7 @@ use super::queue::Queue;
 use crate::buffer::{Chunk, OnRelease};
 use crate::proto::SocketId;
 use crate::zerocopy::Mode;
+use crate::zerocopy::Share;
 
 /// What a queued message costs the node beside its payload; as the receive budget counts it.
 const OVERHEAD: u64 = 48;
@@ -122,6 +123,8 @@ fn add(list: &mut Vec<Arc<Parker>>, parker: &Arc<Parker>) {
 pub(crate) struct Mailbox {
     pub(crate) id: SocketId,
     pub(crate) local: SocketAddr,
+    /// What the kernel may have pinned of its payloads.
+    pub(crate) share: Arc<Share>,
     front: Mutex<Front>,
     back: Mutex<Back>,
     /// Something other than a message is in `back`.
@@ -148,10 +151,12 @@ impl Mailbox {
         local: SocketAddr,
         receive_buffer: u64,
         pressed: Arc<AtomicBool>,
+        share: Arc<Share>,
     ) -> Self {
         Self {
             id,
             local,
+            share,
             front: Mutex::new(Front {
                 queue: Queue::default(),
                 store: BytesMut::new(),

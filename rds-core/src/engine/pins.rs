@@ -129,9 +129,14 @@ impl Pins {
         }
     }
 
+    /// Bytes of so many pages.
+    pub(crate) const fn bytes(&self, pages: u64) -> u64 {
+        pages.saturating_mul(self.limits.page_size as u64)
+    }
+
     /// Bytes that may be pinned.
     pub(crate) fn limit(&self) -> u64 {
-        self.budget.limit_pages().saturating_mul(self.limits.page_size as u64)
+        self.bytes(self.budget.limit_pages())
     }
 
     fn is_local_cached(&self, peer: IpAddr) -> bool {

@@ -173,7 +173,7 @@ impl Socket {
     /// Lends a payload to the node. Fails if the program has left too many completions untaken.
     fn lend_tracked(&self, payload: Owned, cookie: Cookie, reserved: u32) -> Result<Payload<'static>, Owned> {
         if !self.mailbox.expect_completions() {
-            self.share.release(reserved);
+            self.mailbox.share.release(reserved);
             self.shared().pins.wake();
             return Err(payload);
         }
@@ -199,7 +199,7 @@ impl Socket {
         {
             return Ok(0);
         }
-        shared.pins.reserve(&self.share, self.send_mode(), destination.ip(), len)
+        shared.pins.reserve(&self.mailbox.share, self.send_mode(), destination.ip(), len)
     }
 
     fn reserve_blocking(&self, len: usize, destination: SocketAddr) -> Result<u32, SendError> {

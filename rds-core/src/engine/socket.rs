@@ -13,7 +13,7 @@ use super::shared::Shared;
 use super::{Engine, SendError};
 use crate::buffer::Terms;
 use crate::proto::{self, SocketId};
-use crate::zerocopy::{Mode, Share};
+use crate::zerocopy::Mode;
 
 const MODES: [Mode; 3] = [Mode::Off, Mode::On, Mode::Auto];
 /// No timeout.
@@ -32,7 +32,6 @@ pub struct Socket {
     cancel_on_close: AtomicBool,
     /// 0: as the path does; otherwise one more than the mode's place in `MODES`.
     send_mode: AtomicU8,
-    pub(super) share: Arc<Share>,
     engine: Engine,
 }
 
@@ -52,7 +51,6 @@ impl Socket {
             next_cookie: AtomicU32::new(1),
             cancel_on_close: AtomicBool::new(false),
             send_mode: AtomicU8::new(0),
-            share: Arc::new(Share::new(&engine.shared().pins.budget)),
             engine,
         }
     }
@@ -130,7 +128,7 @@ impl Socket {
 
     /// How payloads of this socket are sent.
     pub(super) fn terms(&self) -> Terms {
-        Terms { mode: self.send_mode(), share: Some(Arc::clone(&self.share)) }
+        Terms { mode: self.send_mode(), share: Some(Arc::clone(&self.mailbox.share)) }
     }
 
     /// Limits how long sends block; `None` (default) for ever.

@@ -184,4 +184,7 @@ pub struct SocketInfo {
     pub receive_queued: u64,
     /// Whether its port is congested.
     pub congested: bool,
+    /// Bytes of its payloads that are pinned, or reserved for that, by the kernel's count: whole pages, and two more a call. Payloads that are sent
+    /// without completions count for their connection only.
+    pub pinned_bytes: u64,
 }

@@ -328,6 +328,7 @@ impl Node {
                 receive_buffer: s.receive_limit,
                 receive_queued: s.receive_used,
                 congested: s.congested,
+                pinned_bytes: 0,
             })
             .collect();
         sockets.sort_by_key(|s| s.bound.port());

@@ -116,6 +116,16 @@ pub struct SendPath<H> {
     reap_cost: AtomicU64,
 }
 
+/// A pinned call to be made.
+#[derive(Clone, Debug)]
+struct Wanted {
+    /// Its pieces of the batch.
+    range: std::ops::Range<usize>,
+    /// It takes so many bytes of the first of them, and that is all.
+    cut: Option<usize>,
+    ending: Ending,
+}
+
 enum Pinned {
     Took(usize),
     CopyInstead,
@@ -183,7 +193,7 @@ impl<H: Held> SendPath<H> {
             let cut = if call.pinned { wire.cut().filter(|cut| (1..len).contains(cut)) } else { None };
             let took = if call.pinned {
                 let range = if cut.is_some() { at..at + 1 } else { at..end };
-                match self.pin(writer, wire, batch, range, cut, ending, released) {
+                match self.pin(writer, wire, batch, &Wanted { range, cut, ending }, released) {
                     Pinned::Took(n) => n,
                     Pinned::CopyInstead => {
                         writer.pieces[at].pinnable = false;
@@ -260,17 +270,16 @@ impl<H: Held> SendPath<H> {
         }
     }
 
-    /// One pinned call, of the first `cut` bytes if there is a cut, with what it takes to make it possible.
+    /// One pinned call, with what it takes to make it possible.
     fn pin<W: Wire<Held = H>>(
         &self,
         writer: &mut Writer,
         wire: &mut W,
         batch: &mut [Chunk],
-        range: std::ops::Range<usize>,
-        cut: Option<usize>,
-        ending: Ending,
+        wanted: &Wanted,
         released: &mut Vec<Chunk>,
     ) -> Pinned {
+        let Wanted { range, cut, ending } = wanted.clone();
         let len = cut.unwrap_or_else(|| writer.pieces[range.clone()].iter().map(|p| p.len).sum());
         let measured = writer.which[range.start].filter(|&d| writer.decided[d].measure);
         let start = measured.map(|_| wire.cpu_time());
