@@ -38,7 +38,7 @@ pub struct Options {
 pub struct ZeroCopy {
     /// Whether large payloads are sent from where they lie (MSG_ZEROCOPY). Default auto.
     pub send: Mode,
-    /// Whether large payloads are mapped on their way in (TCP_ZEROCOPY_RECEIVE). Default off: `auto` and `on` trust that no process of this host
+    /// Whether large payloads are mapped on their way in (TCP_ZEROCOPY_RECEIVE). Default off. `auto` and `on` trust that no process of this host
     /// owns the pages that it sends, see `docs/zero-copy.md`.
     pub receive: Mode,
     /// Bytes that the kernel may have pinned for the node at one time. Default 75 % of RLIMIT_MEMLOCK, shared by all nodes of the
