@@ -1,6 +1,7 @@
 //! Whole processes of `rds-stress` with zero copy on, where the kernel copies, where it does not, and where it may not pin.
 
 use std::net::Ipv4Addr;
+use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::Command;
@@ -12,7 +13,7 @@ use rds_tests::address;
 use rds_tests::guest::Guest;
 use rds_tests::netns::Namespace;
 use rds_tests::program::rds_stress;
-use rds_tests::proxy::{Break, Proxy, Route, Schedule};
+use rds_tests::proxy::{Break, Direction, Proxy, Route, Schedule, Split};
 use rds_tests::skip::or_skip;
 use rds_tests::stress::{Ended, Stress};
 use rds_tests::unprivileged::{NOBODY, Unprivileged};
@@ -121,6 +122,28 @@ fn connections_that_break_under_zero_copy_show_in_no_byte_and_in_no_order() {
     let [active, _] = verified(|| here(rds_stress()), 55, PROXY, "-t 2 -d 4 -q 64K -a 16K");
     assert!(proxy.broken() >= 3, "only {} connections broke", proxy.broken());
     assert!(number(&active.report, "/zerocopy/send/calls") > 0.0, "{:#}", active.report);
+}
+
+/// The middle of the way cuts the streams. With one more byte than a message and its header to each piece, so many messages have been
+/// cut at every place.
+#[test]
+fn messages_are_whole_wherever_streams_are_cut_on_their_way() {
+    const EVERY: usize = 48 + 4096 + 1;
+    let size = |n| NonZeroUsize::new(n).expect("not 0");
+    let cuts = [
+        ("-q 4096 -t 1 -d 16", Split::every(size(EVERY))),
+        ("-q 64K -t 1 -d 4", Split::random(7, size(9000))),
+    ];
+    for (net, (load, split)) in (70..).zip(cuts) {
+        let routes = [1, 2].map(|host| Route::to(address(net, host), NODE, PROXY));
+        let mut proxy = Proxy::start(&routes).expect("the proxy listens");
+        for direction in [Direction::FromDialer, Direction::FromTarget] {
+            proxy.split(direction, Some(split));
+        }
+        let [active, _] = verified(|| here(rds_stress()), net, PROXY, load);
+        assert!(number(&active.report, "/zerocopy/send/calls") > 0.0, "{:#}", active.report);
+        assert!(proxy.bytes() as usize > EVERY * EVERY, "{load}: only {} bytes were cut", proxy.bytes());
+    }
 }
 
 /// Locked memory that ends before a message of 1 MiB does, and even before one of 64 KiB.

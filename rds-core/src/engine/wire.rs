@@ -114,7 +114,9 @@ impl Pinning {
     /// anyway, and towards own peers: they acknowledge all they have read before they sleep, so TCP's acknowledgements are not late.
     fn keep_whole(&self, stream: &TcpStream, len: u64) {
         let was = self.whole.load(Relaxed);
-        let whole = (was || len >= LARGE) && self.own_peer.load(Relaxed) && self.ends_within(stream, len);
+        // Where no pages can be mapped there is nothing to keep whole, nor to look at.
+        let laid_out = self.short.load(Relaxed) > 0 && self.own_peer.load(Relaxed);
+        let whole = laid_out && (was || len >= LARGE) && self.ends_within(stream, len);
         if whole != was {
             self.whole.store(whole, Relaxed);
             if let Err(error) = SockRef::from(stream).set_tcp_nodelay(!whole) {
