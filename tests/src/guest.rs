@@ -141,10 +141,12 @@ impl Drop for Rig {
 }
 
 fn script() -> Result<PathBuf, Unavailable> {
-    let path = std::env::var_os("RDS_KERNEL_GUEST").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/interop/kernel-guest.sh"),
-        PathBuf::from,
-    );
+    // Whoever names one wants it used: that it is not there is no reason to skip.
+    if let Some(named) = std::env::var_os("RDS_KERNEL_GUEST").map(PathBuf::from) {
+        let found = named.canonicalize().ok().filter(|path| path.is_file());
+        return Ok(found.unwrap_or_else(|| panic!("RDS_KERNEL_GUEST: {} is no file", named.display())));
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/interop/kernel-guest.sh");
     path.canonicalize()
         .map_err(|e| Unavailable::because(format!("no rig for guests, {}: {e}", path.display())))
 }

@@ -180,23 +180,6 @@ impl Budget {
         self.refused_never.load(Relaxed)
     }
 
-    /// Charges `pages` to no socket in particular. False, and nothing charged, if there is no room.
-    #[must_use]
-    pub fn try_charge(&self, pages: u32) -> bool {
-        match self.charge_leaving(pages, 0) {
-            Ok(()) => true,
-            Err(full) => {
-                self.count(full);
-                false
-            }
-        }
-    }
-
-    /// Gives back `pages` that [`try_charge`](Self::try_charge) granted.
-    pub fn release(&self, pages: u32) {
-        give_back(&self.used, u64::from(pages));
-    }
-
     /// Charges `pages` if at least `leave` pages stay free.
     fn charge_leaving(&self, pages: u32, leave: u64) -> Result<(), Full> {
         let pages = u64::from(pages);
