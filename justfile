@@ -21,6 +21,10 @@ sim *args:
 stress *args="-T 5":
     cargo run --release --bin rds-stress -- --loopback {{ args }}
 
+# A program for hosts with another C library: target/static/x86_64-unknown-linux-gnu/release/rds-stress.
+static:
+    RUSTFLAGS="-C target-feature=+crt-static -C strip=symbols" cargo build --release --target x86_64-unknown-linux-gnu --target-dir target/static -p rds-stress
+
 # Fuzz, every target or those named, for some seconds each: `just fuzz 60 stream`.
 fuzz seconds="10" *targets:
     .ci/fuzz {{ seconds }} {{ targets }}

@@ -16,8 +16,14 @@ pub(crate) const UNCOPIED_FROM: usize = 1024;
 pub(crate) enum Transport {
     /// A TCP connection and a loop.
     Floor,
-    /// Two embedded RDS nodes.
+    /// RDS: nodes in the two programs, or daemons to which they attach.
     Rds,
+    /// A broker that speaks NATS.
+    Nats,
+    /// A broker that speaks MQTT, without any acknowledgement.
+    Mqtt0,
+    /// The same with each hop acknowledged (QoS 1).
+    Mqtt1,
 }
 
 impl fmt::Display for Transport {
@@ -25,6 +31,9 @@ impl fmt::Display for Transport {
         f.write_str(match self {
             Self::Floor => "floor",
             Self::Rds => "rds",
+            Self::Nats => "nats",
+            Self::Mqtt0 => "mqtt-qos0",
+            Self::Mqtt1 => "mqtt-qos1",
         })
     }
 }
@@ -80,4 +89,7 @@ pub(crate) struct Found {
     pub(crate) cpu_seconds: f64,
     /// Messages of the whole run.
     pub(crate) messages_in_all: u64,
+    /// Messages that were sent and did not come, as far as later ones show.
+    #[serde(default)]
+    pub(crate) lost: u64,
 }

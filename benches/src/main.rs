@@ -5,15 +5,20 @@
 //! rerun it: `docs/benchmarks.md`.
 
 mod case;
+mod clients;
 mod floor;
+mod lanes;
 mod pair;
 mod rds;
 mod report;
+mod ring;
 mod side;
+mod versus;
 mod zero;
 
 use std::process::ExitCode;
 
+use clap::builder::TypedValueParser;
 use clap::{Parser, Subcommand};
 
 use case::{Case, Kind, Transport};
@@ -42,7 +47,8 @@ struct Cli {
     #[arg(long, default_value_t = 64, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=1 << 20))]
     rtt_size: usize,
     /// Only this transport.
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(["floor", "rds"])
+        .map(|name| if name == "floor" { Transport::Floor } else { Transport::Rds }))]
     only: Option<Transport>,
     /// Only throughput, only round trips, or only the ceiling.
     #[arg(long, value_enum)]
@@ -70,6 +76,22 @@ enum What {
     /// One of the two processes of a run; started by the program itself.
     #[command(hide = true)]
     Side(side::Side),
+    /// A daemon; started by the program itself.
+    #[command(hide = true)]
+    Serve(versus::Serve),
+    /// One of many clients; started by the program itself.
+    #[command(hide = true)]
+    Crowd(rds_tests::crowd::client::Settings),
+    /// Many clients of one daemon, of which some stand still: what the others lose by that.
+    Clients(clients::Clients),
+    /// Throughput of 1, 2 and 4 lanes, and what is left of it while one of them stalls.
+    Lanes(lanes::Lanes),
+    /// Programs that attach to one daemon, or to two, beside programs with nodes of their own.
+    Daemon(versus::Daemon),
+    /// NATS and MQTT through their brokers beside RDS: rate, throughput, round trip.
+    Peers(versus::Peers),
+    /// What a record costs in the rings between a program and the daemon.
+    Ring(ring::Ring),
     #[command(flatten)]
     Zero(zero::What),
 }
@@ -78,6 +100,13 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.what {
         Some(What::Side(side)) => side.run(),
+        Some(What::Serve(serve)) => serve.run(),
+        Some(What::Crowd(settings)) => rds_tests::crowd::client::run(settings.clone()),
+        Some(What::Clients(clients)) => clients.run(),
+        Some(What::Lanes(lanes)) => lanes.run(),
+        Some(What::Daemon(daemon)) => daemon.run(),
+        Some(What::Peers(peers)) => peers.run(),
+        Some(What::Ring(ring)) => ring.run(),
         Some(What::Zero(what)) => what.run(),
         None => measure(&cli),
     };
@@ -86,6 +115,19 @@ fn main() -> ExitCode {
         Err(e) => {
             eprintln!("rds-bench: {e}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+impl Cli {
+    fn setup(&self) -> pair::Setup {
+        pair::Setup {
+            seconds: self.seconds,
+            warmup: self.warmup,
+            port: self.port,
+            send_buffer: self.send_buffer,
+            receive_buffer: self.receive_buffer,
+            congestion_control: self.congestion_control.clone(),
         }
     }
 }
@@ -101,7 +143,8 @@ fn measure(cli: &Cli) -> Result<(), String> {
             for transport in [Transport::Floor, Transport::Rds] {
                 let has = transport == Transport::Floor || case.kind != Kind::Ceiling;
                 if has && cli.only.is_none_or(|t| t == transport) {
-                    let result = pair::run(cli, *case, transport)
+                    let way = pair::Way { transport, sender: &[], receiver: &[] };
+                    let result = pair::run(&cli.setup(), *case, &way)
                         .map_err(|e| format!("{case} over {transport}: {e}"))?;
                     eprintln!(
                         "round {} of {}: {case} over {transport}: {}",

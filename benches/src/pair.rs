@@ -6,7 +6,6 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use crate::Cli;
 use crate::case::{Case, Found, Kind, Transport};
 
 /// What a run found.
@@ -22,6 +21,12 @@ pub(crate) struct Run {
     pub(crate) sender_cpu_ns: f64,
     /// The same of the receiver, or of the one that answers.
     pub(crate) receiver_cpu_ns: f64,
+    /// Messages of the whole run.
+    #[serde(default)]
+    pub(crate) messages: u64,
+    /// Messages that were sent and did not come, as far as later ones show.
+    #[serde(default)]
+    pub(crate) lost: u64,
 }
 
 impl Run {
@@ -33,6 +38,30 @@ impl Run {
     }
 }
 
+/// How both sides of every run are set.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Setup {
+    /// Measured time of a run in seconds, and time before it.
+    pub(crate) seconds: f64,
+    /// The same.
+    pub(crate) warmup: f64,
+    /// TCP port of RDS nodes.
+    pub(crate) port: u16,
+    /// Buffers of RDS sockets in bytes.
+    pub(crate) send_buffer: u64,
+    /// The same.
+    pub(crate) receive_buffer: u64,
+    /// Of TCP, or `system`.
+    pub(crate) congestion_control: String,
+}
+
+/// Over what a run goes, and what else the sender and the receiver are told.
+pub(crate) struct Way<'a> {
+    pub(crate) transport: Transport,
+    pub(crate) sender: &'a [String],
+    pub(crate) receiver: &'a [String],
+}
+
 struct Started {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -40,10 +69,11 @@ struct Started {
 
 impl Started {
     fn new(
-        cli: &Cli,
+        cli: &Setup,
         case: Case,
         transport: Transport,
         role: &str,
+        more: &[String],
         to: Option<&str>,
     ) -> Result<Self, String> {
         let program = std::env::current_exe().map_err(|e| format!("cannot find this program: {e}"))?;
@@ -60,6 +90,7 @@ impl Started {
         ] {
             command.args([option, &value]);
         }
+        command.args(more);
         if let Some(to) = to {
             command.args(["--to", to]);
         }
@@ -107,11 +138,12 @@ fn name(value: &impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned())
 }
 
-pub(crate) fn run(cli: &Cli, case: Case, transport: Transport) -> Result<Run, String> {
-    let mut receiver = Started::new(cli, case, transport, "receiver", None)?;
+pub(crate) fn run(cli: &Setup, case: Case, way: &Way<'_>) -> Result<Run, String> {
+    let transport = way.transport;
+    let mut receiver = Started::new(cli, case, transport, "receiver", way.receiver, None)?;
     let ready = receiver.line()?;
     let to = ready.strip_prefix("ready ").ok_or_else(|| format!("the receiver said {ready:?}"))?;
-    let mut sender = Started::new(cli, case, transport, "sender", Some(to))?;
+    let mut sender = Started::new(cli, case, transport, "sender", way.sender, Some(to))?;
     let found = if case.kind == Kind::RoundTrip { sender.found()? } else { receiver.found()? };
     let sent = sender.stop()?;
     let taken = receiver.stop()?;
@@ -123,5 +155,7 @@ pub(crate) fn run(cli: &Cli, case: Case, transport: Transport) -> Result<Run, St
         p99_us: found.p99_us,
         sender_cpu_ns: each(&sent),
         receiver_cpu_ns: each(&taken),
+        messages: taken.messages_in_all,
+        lost: taken.lost,
     })
 }

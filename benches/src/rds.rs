@@ -11,20 +11,25 @@ use crate::side::{Meter, Side, say, say_found, stop_at_end_of_input};
 
 const SENDER: Ipv4Addr = Ipv4Addr::new(127, 55, 0, 1);
 const RECEIVER: Ipv4Addr = Ipv4Addr::new(127, 55, 0, 2);
-/// RDS port of both sockets.
+/// RDS port of the receiver; the sender has the next one.
 const PORT: u16 = 5;
 /// The clock is read once in so many short messages.
 const LOOK_EVERY: u64 = 64;
 /// How often a receiver that gets nothing asks whether it is to end.
 const TICK: Duration = Duration::from_millis(100);
 
-fn open(side: &Side, address: Ipv4Addr) -> Result<(Node, Socket), String> {
+fn open(side: &Side, address: Ipv4Addr, port: u16) -> Result<(Node, Socket), String> {
+    let address = side.at.unwrap_or(address);
     let mut builder = Node::builder(IpAddr::V4(address)).listen_port(side.port).dial_port(side.port);
+    builder = match &side.attach {
+        Some(socket) => builder.attach(socket),
+        None => builder.embedded(),
+    };
     if let Some(name) = side.congestion() {
         builder = builder.congestion_control(name);
     }
     let node = builder.open().map_err(|e| e.to_string())?;
-    let socket = node.bind(PORT).map_err(|e| e.to_string())?;
+    let socket = node.bind(port).map_err(|e| e.to_string())?;
     socket.set_send_buffer(side.send_buffer);
     socket.set_recv_buffer(side.receive_buffer);
     socket.set_recv_timeout(Some(TICK));
@@ -32,8 +37,8 @@ fn open(side: &Side, address: Ipv4Addr) -> Result<(Node, Socket), String> {
 }
 
 pub(crate) fn receiver(side: &Side) -> Result<(), String> {
-    let (node, socket) = open(side, RECEIVER)?;
-    say(&format!("ready {}", SocketAddr::from((RECEIVER, PORT))))?;
+    let (node, socket) = open(side, RECEIVER, PORT)?;
+    say(&format!("ready {}", socket.local_addr()))?;
     let stop = stop_at_end_of_input();
     let go_on = || !stop.load(Relaxed);
     let mut meter = Meter::new(side);
@@ -72,7 +77,7 @@ pub(crate) fn receiver(side: &Side) -> Result<(), String> {
 }
 
 pub(crate) fn sender(side: &Side) -> Result<(), String> {
-    let (node, socket) = open(side, SENDER)?;
+    let (node, socket) = open(side, SENDER, PORT + 1)?;
     let to = side.destination()?;
     let stop = stop_at_end_of_input();
     let go_on = || !stop.load(Relaxed);

@@ -21,14 +21,14 @@ struct Line {
 
 /// The middle of some values, and their range.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
 }
 
 impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
+    pub(crate) fn of(values: impl Iterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
         let (min, max) = (*values.first()?, *values.last()?);
@@ -74,7 +74,7 @@ impl Line {
     fn runs(&self, transport: Transport) -> &[Run] {
         match transport {
             Transport::Floor => &self.floor,
-            Transport::Rds => &self.rds,
+            _ => &self.rds,
         }
     }
 
@@ -100,7 +100,7 @@ impl Report {
     pub(crate) fn add(&mut self, case: usize, transport: Transport, run: Run) {
         match transport {
             Transport::Floor => self.lines[case].floor.push(run),
-            Transport::Rds => self.lines[case].rds.push(run),
+            _ => self.lines[case].rds.push(run),
         }
     }
 

@@ -1,7 +1,8 @@
 //! One process of a run.
 
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,7 +13,7 @@ use hdrhistogram::Histogram;
 use nix::sys::resource::{UsageWho, getrusage};
 
 use crate::case::{Found, Kind, Transport};
-use crate::{floor, rds};
+use crate::{floor, rds, versus};
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -46,9 +47,18 @@ pub(crate) struct Side {
     pub(crate) receive_buffer: u64,
     #[arg(long)]
     pub(crate) congestion_control: String,
-    /// Where the receiver is.
+    /// Where the receiver is: an address, or what a broker calls it.
     #[arg(long)]
-    pub(crate) to: Option<SocketAddr>,
+    pub(crate) to: Option<String>,
+    /// Be a client of the daemon with this socket, instead of a node.
+    #[arg(long)]
+    pub(crate) attach: Option<PathBuf>,
+    /// Address of the RDS node, if it is not the usual one of the role.
+    #[arg(long)]
+    pub(crate) at: Option<Ipv4Addr>,
+    /// The broker.
+    #[arg(long)]
+    pub(crate) broker: Option<SocketAddr>,
 }
 
 impl Side {
@@ -59,6 +69,9 @@ impl Side {
             (Transport::Floor, Role::Sender) => floor::sender(self),
             (Transport::Rds, Role::Receiver) => rds::receiver(self),
             (Transport::Rds, Role::Sender) => rds::sender(self),
+            (Transport::Nats, _) => versus::client::run(self, versus::nats::Nats::new(self)?),
+            (Transport::Mqtt0, _) => versus::client::run(self, versus::mqtt::Mqtt::new(self, 0)?),
+            (Transport::Mqtt1, _) => versus::client::run(self, versus::mqtt::Mqtt::new(self, 1)?),
         }
     }
 
@@ -68,7 +81,8 @@ impl Side {
     }
 
     pub(crate) fn destination(&self) -> Result<SocketAddr, String> {
-        self.to.ok_or_else(|| "a sender needs --to".to_owned())
+        let to = self.to.as_ref().ok_or_else(|| "a sender needs --to".to_owned())?;
+        to.parse().map_err(|e| format!("--to {to}: {e}"))
     }
 }
 

@@ -22,7 +22,7 @@ struct Queues(BTreeMap<SocketId, (u64, u64)>);
 impl Inbox for Queues {
     fn deliver(&mut self, socket: SocketId, _: SocketAddr, body: Body<'_>) {
         let q = self.0.entry(socket).or_default();
-        q.0 += body.as_slice().len() as u64;
+        q.0 += body.len() as u64;
         q.1 += 1;
     }
     fn take_consumed(&mut self, _: SocketId) -> (u64, u64) {
@@ -139,7 +139,7 @@ impl World<'_> {
                 if let Some(conn) = self.node.poll_transmit() {
                     let mut out = Vec::new();
                     let n = self.node.begin_transmit(conn, 1 << 16, &mut out);
-                    assert_eq!(n, out.iter().map(|b| b.len()).sum());
+                    assert_eq!(n, out.iter().map(|b| b.len()).sum::<usize>());
                     let part = n * self.small() as usize / 255;
                     self.node.end_transmit(self.now, conn, part, part < n);
                     self.node.writable(conn);

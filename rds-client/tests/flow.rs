@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use common::{LONG, builder, completions, message, net, pair, pattern};
+use common::{ATTACHED, LONG, builder, completions, message, net, pair, pattern};
 use rds_client::{
     BindError, Blocked, Bytes, Completion, Counter, Event, Readiness, RecvError, SendError, Socket,
     TrySendError,
@@ -64,7 +64,9 @@ fn the_send_timeout_holds_while_the_port_is_congested() {
     assert!(!p.alice.wait_uncongested(p.bob.local_addr(), Some(Duration::from_millis(5))));
     let counters = p.a.snapshot().counters;
     assert!(counters.get(Counter::CongSendBlocked) >= 2);
-    assert_eq!(counters.get(Counter::CongSendError), 1, "only the send that did not block");
+    // A daemon meets the congestion with a message that it took already, and tells only then.
+    let refused = if ATTACHED { 2 } else { 1 };
+    assert_eq!(counters.get(Counter::CongSendError), refused, "only the send that did not block");
 }
 
 #[test]
@@ -223,7 +225,10 @@ fn a_dropped_socket_still_delivers_and_a_closed_one_cancels() {
     let net = net();
     let a = builder(net(1)).open().unwrap();
     let bob = SocketAddr::new(net(2), 7);
-    // Sent before the peer exists, so that they are queued for sure.
+    let open = || builder(net(2)).open_bound(&[7]).unwrap();
+    // A daemon's node is there before its programs, and would drop what comes before the port is bound.
+    let early = ATTACHED.then(open);
+    // Else sent before the peer exists, so that they are queued for sure.
     let dropped = a.bind(5).unwrap();
     dropped.send_to(b"dropped", bob).unwrap();
     drop(dropped);
@@ -232,13 +237,16 @@ fn a_dropped_socket_still_delivers_and_a_closed_one_cancels() {
     closed.close();
     let last = a.bind(7).unwrap();
     last.send_to(b"last", bob).unwrap();
-    let b = builder(net(2)).open().unwrap();
-    let receiver = b.bind(7);
-    let Ok(receiver) = receiver else { panic!("{receiver:?}") };
+    let (_b, mut bound) = early.unwrap_or_else(open);
+    let receiver = bound.remove(0);
     receiver.set_recv_timeout(Some(LONG));
     let mut got = vec![message(&receiver).0];
     while got.last().is_some_and(|m| m != b"last") {
         got.push(message(&receiver).0);
+    }
+    if ATTACHED {
+        // It may have gone before it could be cancelled.
+        got.retain(|m| m != b"closed");
     }
     assert_eq!(got, [&b"dropped"[..], b"last"]);
 }

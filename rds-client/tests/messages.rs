@@ -6,9 +6,9 @@ use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::thread;
 
-use common::{LONG, builder, completions, message, net, pair, pattern, two_nodes};
+use common::{ATTACHED, LONG, builder, completions, message, net, pair, pattern, two_nodes};
 use rds_client::{
-    Bytes, Completion, Counter, Event, Guarantee, Received, RecvError, SendError, TrySendError,
+    Bytes, Completion, Counter, Event, Guarantee, Readiness, Received, RecvError, SendError, TrySendError,
 };
 
 #[test]
@@ -139,6 +139,10 @@ fn a_message_to_the_own_node_is_delivered_without_tcp() {
     let (a, _b) = two_nodes();
     let (x, y) = (a.bind(10).unwrap(), a.bind(11).unwrap());
     x.send_to(b"local", y.local_addr()).unwrap();
+    // Embedded, it is there when the send returns.
+    if ATTACHED {
+        y.wait(Readiness::READABLE, Some(LONG));
+    }
     assert_eq!(
         y.try_recv_from(&mut [0; 8]),
         Ok(Received::Message { len: 5, full_len: 5, from: x.local_addr() })
@@ -222,17 +226,16 @@ fn counters_tell_of_every_message_once() {
     }
     assert!(p.alice.flush(LONG));
     let (sent, got) = (p.a.snapshot().counters, p.b.snapshot());
-    assert_eq!((sent.get(Counter::SendQueued), sent.get(Counter::CopyFromUser)), (51, 150_000));
+    // Small payloads go through a ring on either side, and are copied once more.
+    let copied = if ATTACHED { 200_000 } else { 150_000 };
+    assert_eq!((sent.get(Counter::SendQueued), sent.get(Counter::CopyFromUser)), (51, copied));
     let c = &got.counters;
     assert_eq!((c.get(Counter::RecvQueued), c.get(Counter::RecvDelivered)), (51, 51));
-    assert_eq!(
-        (
-            c.get(Counter::RecvBytesAddedToSock),
-            c.get(Counter::RecvBytesFreedFromSock),
-            c.get(Counter::CopyToUser)
-        ),
-        (150_000, 150_000, 150_000)
-    );
+    let bytes = (c.get(Counter::RecvBytesAddedToSock), c.get(Counter::RecvBytesFreedFromSock));
+    assert_eq!(bytes, (150_000, 150_000));
+    // The daemon may have to copy the large one into the arena, too: when its beginning came with the messages before it.
+    let more = if ATTACHED { 100_000 } else { 0 };
+    assert!((copied..=copied + more).contains(&c.get(Counter::CopyToUser)), "{}", c.get(Counter::CopyToUser));
     assert_eq!((got.receive_queued, got.sockets[0].receive_queued), (0, 0));
     // Those of a closed socket are kept.
     p.bob.close();
@@ -241,6 +244,10 @@ fn counters_tell_of_every_message_once() {
 
 #[test]
 fn more_lanes_carry_the_same_messages() {
+    if ATTACHED {
+        println!("skipped: how many lanes there are is the daemon's affair");
+        return;
+    }
     let net = net();
     let a = builder(net(1)).lanes(4).open().unwrap();
     let b = builder(net(2)).lanes(4).open().unwrap();
@@ -265,6 +272,10 @@ fn more_lanes_carry_the_same_messages() {
 
 #[test]
 fn ipv6_nodes_exchange_messages() {
+    if ATTACHED {
+        println!("skipped: the daemon cannot be made without knowing whether the address is there");
+        return;
+    }
     let a = match builder("::1".parse().unwrap()).open() {
         Ok(a) => a,
         Err(error) => return println!("skipped: {error}"),

@@ -111,6 +111,13 @@ fn a_node_whose_last_handle_a_payload_holds_delivers_what_is_queued() {
     let alice = Arc::new(a.bind(1000).unwrap());
     alice.set_send_buffer(16 << 20);
     let bob_at = SocketAddr::new(net(2), 2000);
+    let open = || {
+        let (b, bob) = builder(net(2)).open_bound(&[2000]).unwrap();
+        bob[0].set_recv_buffer(16 << 20);
+        (b, bob)
+    };
+    // A daemon's node is there before its programs, and would drop what comes before the port is bound.
+    let early = common::ATTACHED.then(open);
     let payload = Bytes::from_owner(Keeps((a.clone(), Arc::clone(&alice))));
     alice.send_detached(payload, bob_at).unwrap();
     // More than is on its way when the first is acknowledged.
@@ -119,7 +126,7 @@ fn a_node_whose_last_handle_a_payload_holds_delivers_what_is_queued() {
     }
     drop((a, alice));
     // Nobody but the node itself is left to send them, and to drop the payload when it is acknowledged.
-    let (_b, bob) = builder(net(2)).open_bound(&[2000]).unwrap();
+    let (_b, bob) = early.unwrap_or_else(open);
     bob[0].set_recv_timeout(Some(LONG));
     for _ in 0..100 {
         assert_eq!(message(&bob[0]).0.len(), 100_000);
@@ -133,6 +140,10 @@ fn a_node_whose_last_handle_a_payload_holds_delivers_what_is_queued() {
 
 #[test]
 fn a_node_opened_with_its_sockets_drops_nothing_that_peers_send_first() {
+    if common::ATTACHED {
+        println!("skipped: a daemon's node is there before any program binds a port of it");
+        return;
+    }
     let net = net();
     let (a, mut alice) = builder(net(1)).open_bound(&[1000]).unwrap();
     let alice = alice.remove(0);

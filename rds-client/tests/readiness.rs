@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::Duration;
 
-use common::{LONG, PORT, builder, message, net, pair};
+use common::{ATTACHED, LONG, PORT, builder, message, net, pair};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rds_client::{Readiness, RecvError, TrySendError};
 use socket2::SockRef;
@@ -143,6 +143,12 @@ fn a_wait_for_both_sides_ends_with_the_first() {
 
 #[test]
 fn a_thread_that_never_sleeps_still_does_what_is_due() {
+    if ATTACHED {
+        println!(
+            "skipped: a daemon dials by itself, and would drop the question that comes before its program has bound the port"
+        );
+        return;
+    }
     let net = net();
     let a = builder(net(1)).busy_poll(Duration::MAX).open().unwrap();
     let alice = a.bind(0).unwrap();

@@ -18,7 +18,7 @@ struct Mailbox(Vec<(SocketId, Vec<u8>)>);
 
 impl Inbox for Mailbox {
     fn deliver(&mut self, socket: SocketId, _: SocketAddr, body: Body<'_>) {
-        self.0.push((socket, body.as_slice().to_vec()));
+        self.0.push((socket, body.to_vec()));
     }
     fn take_consumed(&mut self, _: SocketId) -> (u64, u64) {
         (0, 0)
@@ -92,7 +92,7 @@ impl Bench {
                 if n == 0 {
                     continue;
                 }
-                let bytes: Vec<u8> = out.iter().flat_map(|piece| piece.iter().copied()).collect();
+                let bytes: Vec<u8> = out.iter().flat_map(|piece| piece.to_vec()).collect();
                 self.node.end_transmit(self.now, conn, n, false);
                 let (decoder, heard) = self.heard.entry(conn).or_default();
                 let mut rest = &bytes[..];
@@ -156,7 +156,7 @@ impl Bench {
 #[derive(Clone, Copy)]
 struct Own {
     generation: u32,
-    lanes: u16,
+    lanes: u8,
     capabilities: Capabilities,
 }
 
@@ -166,7 +166,7 @@ impl Own {
     }
 
     fn identity(self) -> Identity {
-        Identity::ours(self.capabilities)
+        Identity::ours(self.capabilities.with_lanes(self.lanes))
     }
 
     fn map(self, ports: &[u16]) -> Vec<u8> {
@@ -179,7 +179,7 @@ impl Own {
 
     fn shake(self, sport: u16, dport: u16, ack: u64) -> Vec<u8> {
         let extensions = HandshakeExtensions {
-            lanes: Some(self.lanes),
+            lanes: Some(u16::from(self.lanes)),
             generation: Some(self.generation),
             source_port_lane: self.lanes > 1,
         };

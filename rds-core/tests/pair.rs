@@ -19,7 +19,7 @@ struct Mailbox(HashMap<SocketId, Queue>);
 
 impl Inbox for Mailbox {
     fn deliver(&mut self, socket: SocketId, from: SocketAddr, body: Body<'_>) {
-        self.0.entry(socket).or_default().messages.push_back((from, body.as_slice().to_vec()));
+        self.0.entry(socket).or_default().messages.push_back((from, body.to_vec()));
     }
     fn take_consumed(&mut self, _: SocketId) -> (u64, u64) {
         (0, 0)
@@ -149,7 +149,7 @@ impl Pair {
                 busy = true;
                 let mut out = Vec::new();
                 let n = self.sides[side].node.begin_transmit(conn, 1 << 16, &mut out);
-                let bytes: Vec<u8> = out.iter().flat_map(|piece| piece.iter().copied()).collect();
+                let bytes: Vec<u8> = out.iter().flat_map(|piece| piece.to_vec()).collect();
                 assert_eq!(n, bytes.len());
                 self.written[side].extend(&bytes);
                 let wire = self.wires.iter_mut().find(|w| w.ids[side] == Some(conn)).unwrap();

@@ -40,6 +40,15 @@ fn documented_headers_are_what_the_wire_format_encodes() {
         .encode(),
         ..Header::default()
     };
+    let lanes = |lanes| Header {
+        sport: PORT_PROBE,
+        dport: PORT_ENGINE,
+        sequence: start,
+        padding: Identity::ours(Capabilities::ACKS.with(Capabilities::WINDOW).with_lanes(8)).encode(),
+        extensions: HandshakeExtensions { lanes, generation: Some(0x0bad_cafe), source_port_lane: true }
+            .encode(),
+        ..Header::default()
+    };
     let ack_only = |ack, limit| Header { sequence: limit, ack, ..Header::default() };
     let expected = [
         Header { len: 8192, flags: Flags::CONG_BITMAP, padding: ours.encode(), ..Header::default() },
@@ -48,6 +57,8 @@ fn documented_headers_are_what_the_wire_format_encodes() {
         ack_only(0, 4 << 20),
         Header { sequence: start + 1, len: 13, sport: 4000, dport: 4001, ..Header::default() },
         ack_only(start + 1, (4 << 20) + 61),
+        lanes(None),
+        lanes(Some(8)),
     ];
     let documented = examples();
     assert_eq!(documented.len(), expected.len());
@@ -71,4 +82,11 @@ fn documented_headers_are_recognised_for_what_they_are() {
         assert_eq!(header(n).identity(), Identity::ours(Capabilities::ACKS.with(Capabilities::WINDOW)));
     }
     assert_eq!(HandshakeExtensions::decode(&header(1).extensions).generation, Some(0x0bad_cafe));
+    for (n, told) in [(6, None), (7, Some(8))] {
+        assert!(header(n).is_handshake_ping());
+        let Identity::Own { capabilities, .. } = header(n).identity() else { panic!("an own peer's") };
+        assert_eq!(capabilities.lanes(), 8);
+        let said = HandshakeExtensions::decode(&header(n).extensions);
+        assert_eq!((said.lanes, said.source_port_lane), (told, true));
+    }
 }

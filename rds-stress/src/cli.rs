@@ -3,18 +3,21 @@
 use std::error::Error as _;
 use std::ffi::OsString;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ErrorKind};
-use clap::{ArgAction, Parser};
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, CommandFactory, FromArgMatches, Parser};
 use rds_client::Mode;
 
+use crate::backend::Choice;
 use crate::block::Block;
 use crate::clock::Schedule;
 use crate::error::{Failure, failure};
 use crate::number;
 use crate::out::Out;
-use crate::roles::{NodeSettings, Offer, Settings};
+use crate::roles::{Lanes, NodeSettings, Offer, Settings};
 use crate::run::Local;
 use crate::zerocopy::Modes;
 
@@ -23,10 +26,14 @@ const ABOUT: &str = "Loads, measures and verifies Reliable Datagram Sockets over
     --loopback is both in one process.\n\n\
     Numbers are decimal, 0x hexadecimal or 0 octal, with k, m or g (2^10, 2^20, 2^30) behind if you like.";
 
+/// Where the daemon's socket is by default.
+const DAEMON: &str = rds_client::DEFAULT_PATH;
+
 const EXAMPLES: &str = "Examples:\n  \
     rds-stress --loopback -T 10                             measure this host with itself\n  \
     rds-stress -r 10.0.0.1                                  wait at 10.0.0.1\n  \
-    rds-stress -r 10.0.0.2 -s 10.0.0.1 -t 4 -d 8 -v -T 60   load it from 10.0.0.2, every byte checked\n\n\
+    rds-stress -r 10.0.0.2 -s 10.0.0.1 -t 4 -d 8 -v -T 60   load it from 10.0.0.2, every byte checked\n  \
+    rds-stress --attach --processes -r 10.0.0.1             the same over this host's daemon, a process a task\n\n\
     Exit status: 0 after a run, 1 after an error, 2 after a wrong command line.";
 
 /// The options as given.
@@ -129,6 +136,16 @@ pub struct Cli {
     #[arg(short = 'R', long, help_heading = "Clock (of this side only)")]
     pub rtprio: bool,
 
+    /// What carries the messages: rds, a node in this process; kernel, sockets of the modules rds and rds_tcp (AF_RDS), towards which either side may be
+    /// rds; tcp, framed messages over a TCP connection for each pair of tasks, as a floor, on both sides
+    #[arg(long, value_name = "NAME", help_heading = "RDS node (of this side only)", default_value = "rds", value_parser = backend)]
+    pub backend: Choice,
+    /// Be a client of the daemon (rds-server) whose socket is PATH, instead of a node of its own; for --backend rds
+    #[arg(long, value_name = "PATH", help_heading = "RDS node (of this side only)", num_args = 0..=1, default_missing_value = DAEMON)]
+    pub attach: Option<PathBuf>,
+    /// Make each task a process of its own, as the reference does, instead of a thread: with --attach, or --backend kernel
+    #[arg(long, help_heading = "RDS node (of this side only)")]
+    pub processes: bool,
     /// TCP port of the RDS nodes of both sides
     #[arg(long, value_name = "PORT", help_heading = "RDS node (of this side only)", default_value = "16385", value_parser = num16)]
     pub rds_port: u16,
@@ -138,9 +155,9 @@ pub struct Cli {
     /// TCP port to which the node connects, if it is another [default: --rds-port]
     #[arg(long, value_name = "PORT", help_heading = "RDS node (of this side only)", value_parser = num16)]
     pub dial_port: Option<u16>,
-    /// TCP connections to offer the peer: 1, 2, 4 or 8
+    /// TCP connections to offer the peer: 1 to 8, or auto, which looks at the processors
     #[arg(long, value_name = "N", help_heading = "RDS node (of this side only)", default_value = "1", value_parser = lanes)]
-    pub lanes: u8,
+    pub lanes: Lanes,
 
     /// Zero copy in both directions: off, on, or auto where it was measured to cost less [default: auto for sending, off for receiving]
     #[arg(long, value_name = "MODE", help_heading = "Zero copy (of this side only)", value_parser = mode)]
@@ -234,6 +251,8 @@ pub struct Plan {
     pub settings: Settings,
     /// What the active side asks for.
     pub offer: Offer,
+    /// What carries the messages.
+    pub backend: Choice,
     /// Whether to print a JSON object.
     pub json: bool,
     /// Where the other lines go.
@@ -255,8 +274,9 @@ pub enum Stop {
 /// Help and version, too, come as [`Stop`].
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Plan, Stop> {
     let args: Vec<OsString> = args.into_iter().collect();
-    let cli = Cli::try_parse_from(&args).map_err(|e| stop(&e, &args))?;
-    plan(&cli).map_err(Stop::Wrong)
+    let matches = Cli::command().try_get_matches_from(&args).map_err(|e| stop(&e, &args))?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|e| stop(&e, &args))?;
+    refuse_misplaced(&cli, &matches).and_then(|()| plan(&cli)).map_err(Stop::Wrong)
 }
 
 fn stop(error: &clap::Error, args: &[OsString]) -> Stop {
@@ -338,12 +358,7 @@ fn plan(cli: &Cli) -> Result<Plan, Failure> {
         abort_after: cli.abort_after,
         interruptible: true,
         ends_together: false,
-        zero_copy: Modes {
-            send: cli.zcopy_send.or(cli.zcopy).unwrap_or_default(),
-            receive: cli.zcopy_recv.or(cli.zcopy).unwrap_or(Mode::Off),
-            hold: cli.pin_hold,
-            shown: cli.zcopy.or(cli.zcopy_send).or(cli.zcopy_recv).is_some(),
-        },
+        zero_copy: modes(cli),
     };
     let settings = Settings {
         own: cli.recv_addr,
@@ -354,11 +369,96 @@ fn plan(cli: &Cli) -> Result<Plan, Failure> {
             listen_port: cli.listen_port.unwrap_or(cli.rds_port),
             dial_port: cli.dial_port.unwrap_or(cli.rds_port),
             lanes: cli.lanes,
+            attach: attach(cli),
+            processes: cli.processes,
         },
         local,
     };
     let out = if cli.json { Out::Stderr } else { Out::Stdout };
-    Ok(Plan { part, settings, offer: Offer { ack_size: cli.ack_bytes, block }, json: cli.json, out })
+    let offer = Offer { ack_size: cli.ack_bytes, block };
+    Ok(Plan { part, settings, offer, backend: cli.backend, json: cli.json, out })
+}
+
+/// Options that were given and do not apply to the backend.
+fn refuse_misplaced(cli: &Cli, matches: &ArgMatches) -> Result<(), Failure> {
+    let backend = cli.backend;
+    for id in matches.ids() {
+        let option = id.as_str().replace('_', "-");
+        let given = matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
+        if let Some(why) = backend.refuses(&option).filter(|_| given) {
+            return Err(failure!("--{option} does not go with --backend {backend}: {why}; leave it out"));
+        }
+    }
+    if attach(cli).is_some() {
+        refuse_of_daemon(matches)?;
+    }
+    if cli.processes {
+        refuse_of_processes(cli)?;
+    }
+    let auto = cli.zcopy == Some(Mode::Auto) || cli.zcopy_send == Some(Mode::Auto);
+    if backend == Choice::Kernel && auto {
+        return Err(failure!(
+            "zero copy cannot be auto with --backend kernel, which measures nothing: give on or off"
+        ));
+    }
+    Ok(())
+}
+
+/// The daemon to attach to: the one that was named, or that of the environment, as for all programs over `rds-client`.
+fn attach(cli: &Cli) -> Option<PathBuf> {
+    let named = std::env::var_os("RDS_ATTACH").filter(|path| !path.is_empty() && cli.backend == Choice::Rds);
+    cli.attach.clone().or_else(|| named.map(PathBuf::from))
+}
+
+/// Options that say how a node is opened, of one that is open.
+fn refuse_of_daemon(matches: &ArgMatches) -> Result<(), Failure> {
+    for (id, why) in [
+        ("rds_port", "the daemon has its ports from its own settings"),
+        ("listen_port", "the daemon has its ports from its own settings"),
+        ("dial_port", "the daemon has its ports from its own settings"),
+        ("lanes", "the daemon has its lanes from its own settings"),
+        ("pin_hold", "the daemon decides that for all its clients"),
+        ("zcopy_recv", "what comes in is read straight into memory shared with the daemon, and never mapped"),
+    ] {
+        if matches.value_source(id) == Some(ValueSource::CommandLine) {
+            let option = id.replace('_', "-");
+            return Err(failure!("--{option} does not go with --attach: {why}; leave it out"));
+        }
+    }
+    Ok(())
+}
+
+/// Tasks in several processes need what several processes can use.
+fn refuse_of_processes(cli: &Cli) -> Result<(), Failure> {
+    let zero_copy = cli.zcopy.or(cli.zcopy_send).unwrap_or(Mode::Off) != Mode::Off;
+    match cli.backend {
+        Choice::Rds if attach(cli).is_none() => Err(failure!(
+            "--processes needs a node that several processes can use, and a node of this program lives in one: give --attach as well, for the daemon's, or --backend kernel"
+        )),
+        Choice::Tcp => Err(failure!(
+            "--processes does not go with --backend tcp, whose connections are made in one process: leave one out"
+        )),
+        Choice::Kernel if zero_copy => Err(failure!(
+            "--processes does not go with zero copy over --backend kernel, whose counts are each process's own: leave one out"
+        )),
+        Choice::Rds | Choice::Kernel => Ok(()),
+    }
+}
+
+/// Zero copy as it was asked for, or as the backend has it.
+fn modes(cli: &Cli) -> Modes {
+    let (send, receive) = match cli.backend {
+        Choice::Rds if attach(cli).is_some() => (Mode::default(), None),
+        Choice::Rds => (Mode::default(), cli.zcopy),
+        // The kernel always copies what is received: its option for both is about sending.
+        Choice::Kernel | Choice::Tcp => (Mode::Off, None),
+    };
+    Modes {
+        send: cli.zcopy_send.or(cli.zcopy).unwrap_or(send),
+        receive: cli.zcopy_recv.or(receive).unwrap_or(Mode::Off),
+        hold: cli.pin_hold,
+        shown: cli.zcopy.or(cli.zcopy_send).or(cli.zcopy_recv).is_some(),
+    }
 }
 
 fn refuse_impossible(cli: &Cli) -> Result<(), Failure> {
@@ -418,11 +518,18 @@ fn rdma_alignment(text: &str) -> Result<u32, String> {
     number::parse(text, 4096).map(|n| n as u32)
 }
 
-fn lanes(text: &str) -> Result<u8, String> {
-    match number::parse(text, 8)? {
-        n @ (1 | 2 | 4 | 8) => Ok(n as u8),
-        n => Err(format!("{n} lanes cannot be: give 1, 2, 4 or 8")),
+fn lanes(text: &str) -> Result<Lanes, String> {
+    if text == "auto" {
+        return Ok(Lanes::Auto);
     }
+    match number::parse(text, 8) {
+        Ok(n @ 1..) => Ok(Lanes::Number(n as u8)),
+        _ => Err(format!("{text} lanes cannot be: give 1 to 8, or auto")),
+    }
+}
+
+fn backend(text: &str) -> Result<Choice, String> {
+    text.parse()
 }
 
 fn mode(text: &str) -> Result<Mode, String> {

@@ -206,7 +206,8 @@ fn receive_offer_within(
 ) -> Result<Offer, Failure> {
     let mut bytes = [0; Form::V3.len()];
     let incomplete = |read: usize, e: io::Error| {
-        if read == V1_4_LEN {
+        // With the GO byte, unless it waits for its tasks still.
+        if (V1_4_LEN..=V1_4_LEN + 1).contains(&read) {
             return failure!(
                 "{peer} sent the {V1_4_LEN} bytes of rds-stress 1.4 or older: use 1.5 or newer there"
             );
@@ -361,8 +362,14 @@ mod tests {
 
     #[test]
     fn what_is_too_short_for_a_block_is_refused_by_name() {
-        let cases: [(usize, &str); 5] =
-            [(0, "0 bytes"), (3, "3 bytes"), (16, "16 bytes"), (58, "58 bytes"), (53, "1.4 or older")];
+        let cases: [(usize, &str); 6] = [
+            (0, "0 bytes"),
+            (3, "3 bytes"),
+            (16, "16 bytes"),
+            (58, "58 bytes"),
+            (53, "1.4 or older"),
+            (54, "1.4 or older"),
+        ];
         for (len, word) in cases {
             let (mut active, mut passive, peer) = pair();
             active.write_all(&block().encode("2.0.7")[..len]).unwrap();
@@ -378,6 +385,26 @@ mod tests {
         let message =
             receive_offer_within(&mut passive, peer, Duration::from_millis(20)).unwrap_err().message;
         assert!(message.contains("nothing more"), "{message}");
+    }
+
+    #[test]
+    fn a_block_that_comes_drop_by_drop_must_be_whole_in_its_time() {
+        let (mut active, mut passive, peer) = pair();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let dripping = thread::spawn(move || {
+            // Each byte within the time of a single read, all of them far beyond it.
+            while stopped.recv_timeout(Duration::from_millis(20)).is_err() {
+                if active.write_all(&[0]).is_err() {
+                    break;
+                }
+            }
+        });
+        let message =
+            receive_offer_within(&mut passive, peer, Duration::from_millis(100)).unwrap_err().message;
+        assert!(message.contains("bytes that are not a whole options block"), "{message}");
+        drop(passive);
+        let _ = stop.send(());
+        dripping.join().unwrap();
     }
 
     #[test]

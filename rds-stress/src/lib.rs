@@ -1,7 +1,9 @@
 //! The parts of `rds-stress`, a counterpart of Oracle's program of that name over userspace RDS.
 //!
 //! Documented for its users in docs/rds-stress.md.
+pub mod backend;
 pub mod block;
+pub mod child;
 pub mod cli;
 pub mod clock;
 pub mod control;
@@ -13,6 +15,7 @@ pub mod out;
 pub mod outbox;
 pub mod pattern;
 pub mod perfdata;
+pub mod processes;
 pub mod report;
 pub mod roles;
 pub mod rtt;

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use crate::child::{self, Said};
+
 /// Where the lines of one side go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Out {
@@ -10,6 +12,8 @@ pub enum Out {
     Stdout,
     /// To stderr: stdout is for the JSON object.
     Stderr,
+    /// To the parent of a task in a process of its own, which prints them where its own lines go.
+    Parent,
     /// Nowhere: the other side of `--loopback` shows the same.
     Nowhere,
 }
@@ -35,6 +39,10 @@ impl Out {
                 stdout.write_fmt(text).and_then(|()| stdout.flush())
             }
             Self::Stderr => io::stderr().lock().write_fmt(text),
+            Self::Parent => {
+                child::say(&Said::Lines(text.to_string()));
+                Ok(())
+            }
             Self::Nowhere => Ok(()),
         };
         if result.is_err() {

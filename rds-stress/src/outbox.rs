@@ -2,26 +2,18 @@
 
 use std::net::SocketAddr;
 
-use rds_client::{Completion, Mode, Node, Owned, PoolBuffer, Socket, TrySendError};
+use rds_client::{Completion, Mode, Node, Owned, PoolBuffer, Socket};
+
+use crate::backend::Refused;
 
 /// Shortest message that is lent: below, a page, zero copy cannot pay, and two completions a message would.
 pub const SHORTEST_LENT: usize = 4096;
 /// So many messages may be lent in any case.
 const LEAST: u64 = 4;
 
-/// Why a message was not sent.
-#[derive(Debug)]
-pub enum Refused {
-    /// Too many messages are lent: completions must come first.
-    Lent,
-    /// The node refused it.
-    Node(TrySendError),
-}
-
 /// What a task sends through. Takes the completions of what it has lent in batches.
-pub struct Outbox<'a> {
-    node: &'a Node,
-    socket: &'a Socket,
+#[derive(Debug)]
+pub struct Outbox {
     lends: bool,
     /// Bytes from the start of each message that must be right: all, or the header.
     filled: usize,
@@ -36,22 +28,13 @@ pub struct Outbox<'a> {
     spare: Option<PoolBuffer>,
 }
 
-impl<'a> Outbox<'a> {
+impl Outbox {
     /// An outbox of messages with a header of `header` bytes. With `mode` off it copies. `whole`: the payloads matter as well.
     /// Otherwise what a lent buffer holds behind the header is what it held before. `most_bytes` may be lent at a time, but always a
     /// few messages.
     #[must_use]
-    pub fn new(
-        node: &'a Node,
-        socket: &'a Socket,
-        mode: Mode,
-        header: usize,
-        whole: bool,
-        most_bytes: u64,
-    ) -> Self {
+    pub fn new(mode: Mode, header: usize, whole: bool, most_bytes: u64) -> Self {
         Self {
-            node,
-            socket,
             lends: mode != Mode::Off,
             filled: if whole { usize::MAX } else { header },
             header,
@@ -68,14 +51,20 @@ impl<'a> Outbox<'a> {
     /// # Errors
     /// Why not.
     #[inline]
-    pub fn send(&mut self, message: &[u8], to: SocketAddr) -> Result<(), Refused> {
+    pub fn send(
+        &mut self,
+        node: &Node,
+        socket: &Socket,
+        message: &[u8],
+        to: SocketAddr,
+    ) -> Result<(), Refused> {
         if !self.lends || message.len() < SHORTEST_LENT {
-            return self.socket.try_send_to(message, to).map_err(Refused::Node);
+            return Ok(socket.try_send_to(message, to)?);
         }
-        self.lend(message, to)
+        self.lend(node, socket, message, to)
     }
 
-    fn lend(&mut self, message: &[u8], to: SocketAddr) -> Result<(), Refused> {
+    fn lend(&mut self, node: &Node, socket: &Socket, message: &[u8], to: SocketAddr) -> Result<(), Refused> {
         let most = (self.most_bytes / message.len() as u64).max(LEAST);
         if self.buffers.max(self.messages) >= most {
             return Err(Refused::Lent);
@@ -84,10 +73,10 @@ impl<'a> Outbox<'a> {
         let spare = self.spare.take().filter(|b| b.len() == message.len());
         let (mut buffer, filled) = match spare {
             Some(buffer) => (buffer, self.header),
-            None => (self.node.buffer(message.len()), self.filled.min(message.len())),
+            None => (node.buffer(message.len()), self.filled.min(message.len())),
         };
         buffer[..filled].copy_from_slice(&message[..filled]);
-        match self.socket.try_send_owned(buffer, to) {
+        match socket.try_send_owned(buffer, to) {
             Ok(_cookie) => {
                 self.buffers += 1;
                 self.messages += 1;
@@ -97,7 +86,7 @@ impl<'a> Outbox<'a> {
                 if let Owned::Pool(buffer) = payload {
                     self.spare = Some(buffer);
                 }
-                Err(Refused::Node(error))
+                Err(error.into())
             }
         }
     }
@@ -106,11 +95,11 @@ impl<'a> Outbox<'a> {
     ///
     /// # Errors
     /// There were more than messages sent.
-    pub fn take_completions(&mut self) -> Result<(), String> {
+    pub fn take_completions(&mut self, socket: &Socket) -> Result<(), String> {
         if self.buffers + self.messages == 0 {
             return Ok(());
         }
-        self.socket.completions(&mut self.batch);
+        socket.completions(&mut self.batch);
         for completion in self.batch.drain(..) {
             let open = match completion {
                 Completion::Released { .. } => &mut self.buffers,

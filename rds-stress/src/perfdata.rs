@@ -3,25 +3,23 @@
 use std::fs;
 use std::time::Duration;
 
-use rds_client::Counters;
-
 use crate::out::{Out, line};
 use crate::session::Session;
-use crate::stats::Counts;
+use crate::stats::{CounterList, Counts};
 use crate::table::{kib_per_second, mean_us};
 
 /// Prints the lines, and remembers what rates are taken against.
 #[derive(Debug)]
 pub struct Perfdata {
     out: Out,
-    counters: Counters,
+    counters: CounterList,
     system: System,
 }
 
 impl Perfdata {
     /// Prints the heading. The reference's has one RDMA column where its lines have two; this one names both.
     #[must_use]
-    pub fn begin(out: Out, counters: Counters) -> Self {
+    pub fn begin(out: Out, counters: CounterList) -> Self {
         let mut heading = String::from(
             "::nr_tasks:count,req_size:bytes,ack_size:bytes,rdma_size:bytes,req_sent:count,thruput:kB/s,thruput_rdma_in:kB/s,thruput_rdma_out:kB/s,tx_delay:microseconds,rtt:microseconds,cpu:percent",
         );
@@ -41,7 +39,7 @@ impl Perfdata {
         counts: &Counts,
         elapsed: Duration,
         cpu: f64,
-        counters: Counters,
+        counters: CounterList,
     ) {
         let seconds = elapsed.as_secs_f64().max(1e-9);
         let mut row = format!(

@@ -2,16 +2,17 @@
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
-use rds_client::Counters;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::backend::Choice;
 use crate::rtt::Quantiles;
 use crate::run::Summary;
 use crate::session::{Role, Session};
+use crate::stats::CounterList;
 use crate::zerocopy::ZeroCopy;
 
 /// CPU time in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuTime {
     /// In programs.
     pub user: f64,
@@ -29,6 +30,12 @@ impl CpuTime {
             .unwrap_or_default()
     }
 
+    /// Both together.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self { user: self.user + other.user, system: self.system + other.system }
+    }
+
     /// The difference, at least 0.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
@@ -42,6 +49,7 @@ impl CpuTime {
 pub struct Report<'a> {
     schema: u32,
     role: &'static str,
+    backend: &'static str,
     tasks: u16,
     depth: u32,
     req_bytes: usize,
@@ -58,13 +66,13 @@ pub struct Report<'a> {
     cpu_s: CpuTime,
     verify_errors: u64,
     zerocopy: &'a ZeroCopy,
-    counters: &'a Counters,
+    counters: &'a CounterList,
 }
 
 impl<'a> Report<'a> {
     /// The report of a run.
     #[must_use]
-    pub fn new(session: &Session, summary: &'a Summary, loopback: bool) -> Self {
+    pub fn new(session: &Session, summary: &'a Summary, loopback: bool, backend: Choice) -> Self {
         let elapsed_s = summary.elapsed.as_secs_f64();
         let rate = |n: u64| if elapsed_s > 0.0 { n as f64 / elapsed_s } else { 0.0 };
         Self {
@@ -74,6 +82,7 @@ impl<'a> Report<'a> {
                 (false, Role::Active) => "active",
                 (false, Role::Passive) => "passive",
             },
+            backend: backend.name(),
             tasks: session.tasks,
             depth: session.depth,
             req_bytes: session.req_size,
@@ -146,13 +155,13 @@ mod tests {
                 pinned_bytes: 4096,
                 pinned_bytes_max: 1 << 20,
             },
-            counters: Counters::new(),
+            counters: CounterList::of_node(&rds_client::Counters::new()),
             failure: None,
         };
         let json: serde_json::Value =
-            serde_json::from_str(&Report::new(&session, &summary, false).to_json()).unwrap();
+            serde_json::from_str(&Report::new(&session, &summary, false, Choice::Rds).to_json()).unwrap();
         let expected = serde_json::json!({
-            "schema": 1, "role": "active", "tasks": 2, "depth": 4, "req_bytes": 1024, "ack_bytes": 63,
+            "schema": 1, "role": "active", "backend": "rds", "tasks": 2, "depth": 4, "req_bytes": 1024, "ack_bytes": 63,
             "one_way": false, "verify": false, "elapsed_s": 2.0, "requests": 10, "requests_received": 9,
             "bytes": 21740, "requests_per_s": 5.0, "bytes_per_s": 10870.0,
             "cpu_s": { "user": 0.5, "system": 0.25 }, "verify_errors": 0,

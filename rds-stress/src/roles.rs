@@ -2,30 +2,46 @@
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
 use std::thread;
 
-use rds_client::{BindError, Node, OpenError, Socket};
+use serde::{Deserialize, Serialize};
 
+use crate::backend::Backend;
 use crate::block::Block;
 use crate::control;
 use crate::error::{Failure, failure};
 use crate::out::{Out, line};
-use crate::run::{Local, Summary, run};
+use crate::processes::Processes;
+use crate::run::{Local, Summary, Tasks, run};
 use crate::session::{MAX_DEPTH, Role, Session};
 
 /// How nodes are opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSettings {
     /// TCP port on which the node listens.
     pub listen_port: u16,
     /// TCP port to which it connects.
     pub dial_port: u16,
-    /// TCP connections to offer the peer: 1, 2, 4 or 8.
-    pub lanes: u8,
+    /// TCP connections to offer the peer.
+    pub lanes: Lanes,
+    /// `--attach`: the socket of the daemon whose node it is. Then the others have no effect.
+    pub attach: Option<PathBuf>,
+    /// `--processes`: whether each task is a process of its own.
+    pub processes: bool,
+}
+
+/// How many lanes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Lanes {
+    /// That many, 1 to 8.
+    Number(u8),
+    /// As many as suit the processors.
+    Auto,
 }
 
 /// What a side has been told on its command line.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// `-r`.
     pub own: Option<IpAddr>,
@@ -63,52 +79,6 @@ impl Offer {
 /// What a side has seen.
 pub type Seen = (Session, Summary);
 
-/// Opens a node.
-///
-/// # Errors
-/// In words of the command line.
-pub fn open_node(address: IpAddr, settings: &Settings) -> Result<Node, Failure> {
-    let (node, zero_copy) = (settings.node, settings.local.zero_copy);
-    Node::builder(address)
-        .listen_port(node.listen_port)
-        .dial_port(node.dial_port)
-        .lanes(node.lanes)
-        .zero_copy_send(zero_copy.send)
-        .zero_copy_receive(zero_copy.receive)
-        .pin_hold_limit(zero_copy.hold)
-        .open()
-        .map_err(|e| match e {
-            OpenError::NotLocal(address) => control::not_local(address),
-            OpenError::PortInUse(at) => failure!(
-                "TCP port {at} is in use, by another RDS node or the rds_tcp kernel module: stop that one, or give another port to both sides with --rds-port"
-            ),
-            e => failure!("{e}"),
-        })
-}
-
-fn bind_tasks(node: &Node, session: &Session, out: Out) -> Result<Vec<Socket>, Failure> {
-    let (wanted, buffer) = session.buffers();
-    if wanted > buffer && out != Out::Nowhere {
-        line!(
-            Out::Stderr,
-            "rds-stress: socket buffers of {buffer} bytes where depth and tasks ask for {wanted}: sends will wait"
-        );
-    }
-    (0..session.tasks)
-        .map(|index| {
-            let port = session.task_port(index);
-            let socket = node.bind(port).map_err(|e: BindError| {
-                failure!("cannot bind RDS port {port} of {} for task {index}: {e}", session.own)
-            })?;
-            socket.set_send_buffer(buffer);
-            socket.set_recv_buffer(buffer);
-            socket.set_congestion_monitor(session.cong_monitor);
-            socket.set_tos(session.tos);
-            Ok(socket)
-        })
-        .collect()
-}
-
 fn announce(local: &Local, out: Out) {
     let delay = local.schedule.start_delay.as_secs_f64();
     line!(out, "negotiated options, tasks will start in {delay} seconds");
@@ -118,18 +88,18 @@ fn announce(local: &Local, out: Out) {
 ///
 /// # Errors
 /// No run took place.
-pub fn passive(settings: &Settings, out: Out) -> Result<Seen, Failure> {
+pub fn passive<B: Backend>(settings: &Settings, out: Out) -> Result<Seen, Failure> {
     // An address that is given is tried at once, not only when somebody comes.
-    let node = settings.own.map(|own| open_node(own, settings)).transpose()?;
+    let backend = settings.own.map(|own| B::open(own, Role::Passive, settings)).transpose()?;
     let listener = control::listen(settings.own, settings.port)?;
     let at = listener.local_addr().map_err(|e| failure!("the control socket broke: {e}"))?;
     line!(out, "waiting for incoming connection on {at}");
-    passive_at(settings, node, listener, out)
+    passive_at(settings, backend, listener, out)
 }
 
-fn passive_at(
+fn passive_at<B: Backend>(
     settings: &Settings,
-    node: Option<Node>,
+    backend: Option<B>,
     listener: TcpListener,
     out: Out,
 ) -> Result<Seen, Failure> {
@@ -165,15 +135,16 @@ fn passive_at(
         );
     }
     start_tracing(session.tracing);
-    let node = match node {
-        Some(node) => node,
-        None => open_node(own, settings)?,
+    let backend = match backend {
+        Some(backend) => backend,
+        None => B::open(own, Role::Passive, settings)?,
     };
-    let sockets = bind_tasks(&node, &session, out)?;
+    let mut tasks = bind(&backend, &session, settings, out)?;
     let go = control::wait_go(&mut control)?;
     control::answer_go(&mut control, go, false)?;
+    connect(&backend, &session, &mut tasks, &control)?;
     announce(&settings.local, out);
-    let summary = run(&session, &settings.local, &node, sockets, control, out)?;
+    let summary = run(&session, &settings.local, &backend, tasks, control, out)?;
     Ok((session, summary))
 }
 
@@ -181,7 +152,7 @@ fn passive_at(
 ///
 /// # Errors
 /// No run took place.
-pub fn active(settings: &Settings, offer: &Offer, host: &str, out: Out) -> Result<Seen, Failure> {
+pub fn active<B: Backend>(settings: &Settings, offer: &Offer, host: &str, out: Out) -> Result<Seen, Failure> {
     let passive = resolve(host, settings.own)?;
     if settings.own == Some(passive) {
         return Err(failure!(
@@ -192,16 +163,16 @@ pub fn active(settings: &Settings, offer: &Offer, host: &str, out: Out) -> Resul
         show_params(offer, passive, settings, out);
     }
     start_tracing(offer.block.tracing);
-    let node = settings.own.map(|own| open_node(own, settings)).transpose()?;
+    let backend = settings.own.map(|own| B::open(own, Role::Active, settings)).transpose()?;
     let at = SocketAddr::new(passive, settings.port);
     let control = control::connect(settings.own, at, offer.block.connect_retries, out)?;
-    active_over(settings, offer, node, control, passive, out)
+    active_over(settings, offer, backend, control, passive, out)
 }
 
-fn active_over(
+fn active_over<B: Backend>(
     settings: &Settings,
     offer: &Offer,
-    node: Option<Node>,
+    backend: Option<B>,
     mut control: TcpStream,
     passive: IpAddr,
     out: Out,
@@ -212,30 +183,52 @@ fn active_over(
     };
     let block = offer.block(passive, own, settings.header);
     let session = Session::new(Role::Active, &block, own, settings.header).map_err(Failure::new)?;
-    let node = match node {
-        Some(node) => node,
-        None => open_node(own, settings)?,
+    let backend = match backend {
+        Some(backend) => backend,
+        None => B::open(own, Role::Active, settings)?,
     };
     control::send_block(&mut control, &block, &settings.peer_version)?;
-    let sockets = bind_tasks(&node, &session, out)?;
+    let mut tasks = bind(&backend, &session, settings, out)?;
     control::go(&mut control)?;
+    connect(&backend, &session, &mut tasks, &control)?;
     announce(&settings.local, out);
-    let summary = run(&session, &settings.local, &node, sockets, control, out)?;
-    explain_silence(&session, &summary, settings.node);
+    let summary = run(&session, &settings.local, &backend, tasks, control, out)?;
+    explain_silence(&session, &summary, &backend, settings);
     Ok((session, summary))
 }
 
+/// Tasks that can receive, here or in processes of their own.
+fn bind<B: Backend>(
+    backend: &B,
+    session: &Session,
+    settings: &Settings,
+    out: Out,
+) -> Result<Tasks<B::Port>, Failure> {
+    if settings.node.processes {
+        return Processes::start(B::CHOICE, session, settings, out).map(Tasks::Processes);
+    }
+    backend.bind(session, 0..session.tasks, out).map(Tasks::Threads)
+}
+
+/// What the backend must do before the tasks begin. Those that can serve several processes have nothing to do.
+fn connect<B: Backend>(
+    backend: &B,
+    session: &Session,
+    tasks: &mut Tasks<B::Port>,
+    control: &TcpStream,
+) -> Result<(), Failure> {
+    match tasks {
+        Tasks::Threads(ports) => backend.connect(session, ports, control),
+        Tasks::Processes(_) => Ok(()),
+    }
+}
+
 /// Where a run of zeros usually comes from: the control connection was made, that of RDS was not.
-fn explain_silence(session: &Session, summary: &Summary, node: NodeSettings) {
+fn explain_silence<B: Backend>(session: &Session, summary: &Summary, backend: &B, settings: &Settings) {
     let silent = summary.counts.acked == 0 && summary.counts.rx == 0;
     if silent && !summary.elapsed.is_zero() && summary.failure.is_none() {
-        let (own, peer) = (session.own, session.peer);
-        line!(
-            Out::Stderr,
-            "rds-stress: nothing came back in the measured time: {own} must reach TCP port {} of {peer}, and {peer} must reach TCP port {} of {own}; look for a firewall, or for other ports (--rds-port) there",
-            node.dial_port,
-            node.listen_port
-        );
+        let what = backend.silence(session, settings);
+        line!(Out::Stderr, "rds-stress: nothing came back in the measured time: {what}");
     }
 }
 
@@ -243,7 +236,7 @@ fn explain_silence(session: &Session, summary: &Summary, node: NodeSettings) {
 ///
 /// # Errors
 /// No run took place.
-pub fn loopback(settings: &Settings, offer: &Offer, out: Out) -> Result<Seen, Failure> {
+pub fn loopback<B: Backend>(settings: &Settings, offer: &Offer, out: Out) -> Result<Seen, Failure> {
     let (passive_ip, active_ip) = (IpAddr::from([127, 0, 0, 1]), IpAddr::from([127, 0, 0, 2]));
     if offer.block.show_params {
         show_params(offer, passive_ip, settings, out);
@@ -254,15 +247,15 @@ pub fn loopback(settings: &Settings, offer: &Offer, out: Out) -> Result<Seen, Fa
     let quiet = Local { interruptible: false, report_cpu: false, abort_after: 0, ..shared.clone() };
     let passive = Settings { own: Some(passive_ip), local: quiet, ..settings.clone() };
     let active = Settings { own: Some(active_ip), local: shared, ..settings.clone() };
-    let passive_node = open_node(passive_ip, settings)?;
-    let active_node = open_node(active_ip, settings)?;
+    let passive_backend = B::open(passive_ip, Role::Passive, settings)?;
+    let active_backend = B::open(active_ip, Role::Active, settings)?;
     // Any free port: nobody else has to find it.
     let listener = control::listen(Some(passive_ip), 0)?;
     let at = listener.local_addr().map_err(|e| failure!("the control socket broke: {e}"))?;
     let control = control::connect(Some(active_ip), at, 0, out)?;
     thread::scope(|scope| {
-        let other = scope.spawn(move || passive_at(&passive, Some(passive_node), listener, Out::Nowhere));
-        let seen = active_over(&active, offer, Some(active_node), control, passive_ip, out);
+        let other = scope.spawn(move || passive_at(&passive, Some(passive_backend), listener, Out::Nowhere));
+        let seen = active_over(&active, offer, Some(active_backend), control, passive_ip, out);
         let other =
             other.join().map_err(|_| failure!("the passive side panicked: this is a fault of rds-stress"))?;
         let (session, mut summary) = match (seen, &other) {
@@ -312,7 +305,7 @@ fn show_params(offer: &Offer, passive: IpAddr, settings: &Settings, out: Out) {
 }
 
 /// Lines of the engine on stderr: what it warns of, with `-V` everything. `RUST_LOG` chooses others.
-fn start_tracing(all: bool) {
+pub(crate) fn start_tracing(all: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(if all { "debug" } else { "warn" }));
     let stderr = std::io::stderr;

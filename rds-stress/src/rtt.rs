@@ -1,7 +1,7 @@
 //! Round-trip times: quantiles, and the reference's histogram.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::out::{Out, line};
 
@@ -14,6 +14,14 @@ const ROWS: usize = 16;
 #[derive(Clone, Debug)]
 pub struct RoundTrips {
     times: Histogram<u64>,
+    rows: [u64; ROWS],
+}
+
+/// [`RoundTrips`] as one process tells them to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recorded {
+    /// How many times of each length in nanoseconds, as exactly as a histogram knows them.
+    times: Vec<(u64, u64)>,
     rows: [u64; ROWS],
 }
 
@@ -60,6 +68,23 @@ impl RoundTrips {
     /// Takes up those of another task.
     pub fn add(&mut self, other: &Self) {
         self.times.add(&other.times).expect("all have the same bounds");
+        for (row, more) in self.rows.iter_mut().zip(other.rows) {
+            *row += more;
+        }
+    }
+
+    /// What to tell another process.
+    #[must_use]
+    pub fn recorded(&self) -> Recorded {
+        let times = self.times.iter_recorded().map(|v| (v.value_iterated_to(), v.count_at_value())).collect();
+        Recorded { times, rows: self.rows }
+    }
+
+    /// Takes up those of another process.
+    pub fn add_recorded(&mut self, other: &Recorded) {
+        for (ns, count) in &other.times {
+            self.times.saturating_record_n(*ns, *count);
+        }
         for (row, more) in self.rows.iter_mut().zip(other.rows) {
             *row += more;
         }
@@ -146,6 +171,10 @@ mod tests {
             assert!((value - expected).abs() <= expected / 500.0, "{q:?}");
         }
         assert_eq!(a.len(), 1000);
+        let mut told = RoundTrips::default();
+        let line = serde_json::to_string(&a.recorded()).unwrap();
+        told.add_recorded(&serde_json::from_str(&line).unwrap());
+        assert_eq!((told.quantiles(), told.rows), (a.quantiles(), a.rows), "as told to another process");
         a.clear();
         assert!(a.is_empty());
         assert_eq!(a.quantiles(), Quantiles { p50: 0.0, p90: 0.0, p99: 0.0, p99_9: 0.0, max: 0.0 });

@@ -6,24 +6,26 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, raise};
-use rds_client::{Counters, Node, Socket};
+use serde::{Deserialize, Serialize};
 
+use crate::backend::Backend;
 use crate::clock::{Gate, Phase, Schedule};
 use crate::control;
 use crate::error::{Failure, failure};
 use crate::out::{Out, line};
 use crate::perfdata::Perfdata;
+use crate::processes::{Crew, Processes};
 use crate::report::CpuTime;
 use crate::rtt::RoundTrips;
 use crate::session::{Role, Session};
 use crate::soak::{Soakers, set_realtime};
-use crate::stats::{Counts, Published, total};
+use crate::stats::{CounterList, Counts, Published, total};
 use crate::table;
 use crate::task::{Task, TaskFailure};
 use crate::zerocopy::{self, Modes, Totals, ZeroCopy};
 
 /// What only this side does.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct Local {
     /// When what begins.
@@ -46,6 +48,15 @@ pub struct Local {
     pub zero_copy: Modes,
 }
 
+/// What runs the load.
+#[derive(Debug)]
+pub enum Tasks<P> {
+    /// A thread of this process for each of these.
+    Threads(Vec<P>),
+    /// Processes.
+    Processes(Processes),
+}
+
 /// The measured time, as this side saw it.
 #[derive(Clone, Debug)]
 pub struct Summary {
@@ -59,9 +70,9 @@ pub struct Summary {
     pub cpu: CpuTime,
     /// Received messages that were not what had to come; each ends its task.
     pub verify_errors: u64,
-    /// The node's counters since it was opened.
-    pub counters: Counters,
-    /// Its zero copy in that time.
+    /// The backend's counters since it was opened.
+    pub counters: CounterList,
+    /// Its zero copy in the measured time.
     pub zero_copy: ZeroCopy,
     /// Why the run ended early, if it failed. What the tasks had to say has been printed.
     pub failure: Option<Failure>,
@@ -86,15 +97,15 @@ impl Drop for Ending {
     }
 }
 
-/// Runs the tasks from the moment at which both sides have agreed. `sockets` are bound to the tasks' ports, in order.
+/// Runs the tasks, which stand in order, from the moment at which both sides have agreed.
 ///
 /// # Errors
 /// The run could not begin. What goes wrong in it is in the summary.
-pub fn run(
+pub fn run<B: Backend>(
     session: &Session,
     local: &Local,
-    node: &Node,
-    sockets: Vec<Socket>,
+    backend: &B,
+    tasks: Tasks<B::Port>,
     control: TcpStream,
     out: Out,
 ) -> Result<Summary, Failure> {
@@ -107,25 +118,35 @@ pub fn run(
         set_realtime()?;
     }
     let gate = Gate::default();
-    let published: Vec<_> = sockets.iter().map(|_| Published::default()).collect();
+    let published: Vec<_> = (0..session.tasks).map(|_| Published::default()).collect();
+    let (ports, (crew, followers)) = match tasks {
+        Tasks::Threads(ports) => (ports, (Crew::default(), Vec::new())),
+        Tasks::Processes(processes) => (Vec::new(), processes.split()),
+    };
     let mut watched = control.try_clone().map_err(|e| failure!("the control connection broke: {e}"))?;
     thread::scope(|scope| {
         let soakers = local.report_cpu.then(Soakers::start).transpose()?;
-        let mut tasks = Vec::with_capacity(sockets.len());
-        for ((index, socket), published) in (0..).zip(sockets).zip(&published) {
+        let start = released + local.schedule.start_delay;
+        let mut tasks = Vec::with_capacity(published.len());
+        for (follower, published) in followers.into_iter().zip(&published) {
+            let (ending, crew) = (Ending(sender.clone()), &crew);
+            tasks.push(scope.spawn(move || {
+                let _ending = ending;
+                follower.follow(crew, published, out)
+            }));
+        }
+        crew.start(start);
+        for ((index, port), published) in (0..).zip(ports).zip(&published) {
             let task = Task {
                 session,
                 index,
-                node,
-                socket,
-                zero_copy: local.zero_copy,
+                port,
                 gate: &gate,
                 published,
                 outliers: local.outliers.map(|us| us.saturating_mul(1000)),
                 cancel: local.cancel_sent_to.then_some(out),
             };
             let ending = Ending(sender.clone());
-            let start = released + local.schedule.start_delay;
             let spawned =
                 thread::Builder::new().name(format!("task {index}")).spawn_scoped(scope, move || {
                     let _ending = ending;
@@ -149,9 +170,10 @@ pub fn run(
         let mut parent = Parent {
             session,
             local,
-            node,
+            backend,
             out,
             gate: &gate,
+            crew: &crew,
             published: &published,
             tasks,
             soakers,
@@ -173,12 +195,13 @@ fn handle_interrupts(sender: Sender<Event>) -> Result<(), Failure> {
     .map_err(|e| failure!("cannot handle Ctrl-C: {e}"))
 }
 
-struct Parent<'s, 'a> {
+struct Parent<'s, 'a, B> {
     session: &'a Session,
     local: &'a Local,
-    node: &'a Node,
+    backend: &'a B,
     out: Out,
     gate: &'a Gate,
+    crew: &'a Crew,
     published: &'a [Published],
     tasks: Vec<ScopedJoinHandle<'s, Result<RoundTrips, TaskFailure>>>,
     soakers: Option<Soakers>,
@@ -195,27 +218,27 @@ struct Moment {
     zero_copy: Totals,
 }
 
-impl Parent<'_, '_> {
+impl<B: Backend> Parent<'_, '_, B> {
     fn run(&mut self, released: Instant, control: &TcpStream) -> Summary {
         let out = self.out;
         let begun = self.warm_up(released);
-        let before = self.node.snapshot();
+        let before = self.backend.mark();
         let begin = self.moment();
         let mut percents = Vec::new();
         if begun {
-            self.gate.advance(Phase::Measuring);
+            self.advance(Phase::Measuring);
             self.measure(begin, &mut percents);
         }
         let end = self.moment();
         // While there are connections to tell about.
-        let zero_copy = ZeroCopy::new(self.local.zero_copy, &before, &self.node.snapshot());
-        self.gate.advance(Phase::Stopping);
+        let zero_copy = self.backend.zero_copy(self.local.zero_copy, &before);
+        self.advance(Phase::Stopping);
         // The end of the connection is the end of the passive side's run, too.
         let _ = control.shutdown(Shutdown::Both);
         if !self.failed {
             self.sleep_until(Instant::now() + self.local.schedule.drain, |e| matches!(e, Event::TaskEnded));
         }
-        self.gate.advance(Phase::Ended);
+        self.advance(Phase::Ended);
         let mut summary = Summary {
             elapsed: if begun { end.at - begin.at } else { Duration::ZERO },
             counts: if begun { end.counts - begin.counts } else { Counts::default() },
@@ -223,7 +246,7 @@ impl Parent<'_, '_> {
             cpu: end.cpu.since(begin.cpu),
             verify_errors: 0,
             zero_copy,
-            counters: self.node.snapshot().counters,
+            counters: self.backend.counters(),
             failure: None,
         };
         self.soakers = None;
@@ -277,7 +300,7 @@ impl Parent<'_, '_> {
         let mut perfdata = None;
         if !session.summary_only {
             if session.perfdata {
-                perfdata = Some(Perfdata::begin(self.out, self.node.snapshot().counters));
+                perfdata = Some(Perfdata::begin(self.out, self.backend.counters()));
             } else {
                 line!(self.out, "{}", self.heading());
             }
@@ -299,7 +322,7 @@ impl Parent<'_, '_> {
             percents.extend(self.soakers.as_ref().map(|_| percent));
             let (counts, elapsed) = (now.counts - last.counts, now.at - last.at);
             if let Some(perfdata) = &mut perfdata {
-                perfdata.print(session, &counts, elapsed, percent, self.node.snapshot().counters);
+                perfdata.print(session, &counts, elapsed, percent, self.backend.counters());
             } else if !session.summary_only {
                 let running = self.tasks.iter().filter(|t| !t.is_finished()).count();
                 let zero_copy = self.columns(&last, &now);
@@ -315,7 +338,7 @@ impl Parent<'_, '_> {
     /// `--abort-after`: dies as the reference's parent, whom SIGALRM kills; with `--cancel-sent-to` after the tasks have cancelled.
     fn abort(&mut self) {
         if self.local.cancel_sent_to {
-            self.gate.advance(Phase::Ended);
+            self.advance(Phase::Ended);
             for task in self.tasks.drain(..) {
                 let _ = task.join();
             }
@@ -364,14 +387,21 @@ impl Parent<'_, '_> {
         }
     }
 
+    /// Tells all tasks, wherever they are.
+    fn advance(&self, phase: Phase) {
+        self.gate.advance(phase);
+        self.crew.advance(phase);
+    }
+
     fn moment(&self) -> Moment {
+        let others = self.crew.ask();
         let soaked = self.soakers.as_ref().map(Soakers::used).unwrap_or_default();
         let shown = self.local.zero_copy.shown;
         Moment {
             at: Instant::now(),
             counts: total(self.published),
-            cpu: CpuTime::of_process().since(soaked),
-            zero_copy: if shown { Totals::of(&self.node.snapshot()) } else { Totals::default() },
+            cpu: CpuTime::of_process().since(soaked).plus(others),
+            zero_copy: if shown { self.backend.totals() } else { Totals::default() },
         }
     }
 

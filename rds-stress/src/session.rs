@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Deserialize, Serialize};
+
 use crate::block::Block;
 use crate::message::{HEADER_V6, HEADERS_V4, header_len};
 
@@ -18,7 +20,7 @@ const TASK_MEMORY: u64 = 512 << 10;
 const MAX_BUFFERS: u64 = 256 << 20;
 
 /// Which side this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Role {
     /// Connects, decides the options and the end.
     Active,
@@ -27,7 +29,7 @@ pub enum Role {
 }
 
 /// What both sides do, as seen from this one. Every number has been checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(clippy::struct_excessive_bools)]
 pub struct Session {
     /// Which side this is.

@@ -1,10 +1,14 @@
 //! What tasks count and the parent reads.
 
+use std::borrow::Cow;
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rds_client::Counters;
+use serde::{Deserialize, Serialize, Serializer};
+
 /// Counts of one task or of all, from the start or over an interval.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Requests sent.
     pub tx: u64,
@@ -69,6 +73,39 @@ impl Published {
     }
 }
 
+/// The counters of a backend: names and values, in its order. As JSON an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CounterList(pub Vec<(Cow<'static, str>, u64)>);
+
+impl CounterList {
+    /// Those of a node.
+    #[must_use]
+    pub fn of_node(counters: &Counters) -> Self {
+        Self(counters.iter().map(|(name, value)| (name.into(), value)).collect())
+    }
+
+    /// What was counted since `before`, a look at the same counters.
+    #[must_use]
+    pub fn since(mut self, before: &Self) -> Self {
+        for (name, value) in &mut self.0 {
+            let earlier = before.0.iter().find(|(n, _)| n == name).map_or(0, |(_, v)| *v);
+            *value = value.wrapping_sub(earlier);
+        }
+        self
+    }
+
+    /// Names and values, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.0.iter().map(|(name, value)| (&**name, *value))
+    }
+}
+
+impl Serialize for CounterList {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
 /// The sum over all tasks.
 #[must_use]
 pub fn total(tasks: &[Published]) -> Counts {
@@ -78,6 +115,15 @@ pub fn total(tasks: &[Published]) -> Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_are_compared_by_name() {
+        let list =
+            |list: &[(&'static str, u64)]| CounterList(list.iter().map(|(n, v)| ((*n).into(), *v)).collect());
+        let since = list(&[("a", 5), ("b", 1), ("c", 7)]).since(&list(&[("b", 2), ("a", 3)]));
+        assert_eq!(since, list(&[("a", 2), ("b", u64::MAX), ("c", 7)]));
+        assert_eq!(serde_json::to_string(&since).unwrap(), r#"{"a":2,"b":18446744073709551615,"c":7}"#);
+    }
 
     #[test]
     fn the_total_is_the_sum_of_what_tasks_published() {

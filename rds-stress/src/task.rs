@@ -4,18 +4,15 @@ use std::fmt::{self, Write as _};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use rds_client::{Event, Mode, Node, Readiness, Received, RecvError, Socket, TrySendError};
-
+use crate::backend::{Incoming, Port, Refused, Want};
 use crate::clock::{Gate, Phase};
 use crate::exchange::{Accepted, Exchange};
 use crate::message::{Header, Op};
 use crate::out::{Out, line};
-use crate::outbox::{Outbox, Refused};
 use crate::pattern::{difference, pattern};
 use crate::rtt::RoundTrips;
 use crate::session::Session;
 use crate::stats::{Counts, Published};
-use crate::zerocopy::Modes;
 
 /// Longest wait for something to happen.
 const WAIT: Duration = Duration::from_secs(1);
@@ -23,17 +20,13 @@ const WAIT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(10);
 
 /// What a task works with.
-pub struct Task<'a> {
+pub struct Task<'a, P> {
     /// What both sides agreed on.
     pub session: &'a Session,
     /// Its number, from 0.
     pub index: u16,
-    /// The node of its socket.
-    pub node: &'a Node,
-    /// Its socket, bound to [`Session::task_port`].
-    pub socket: Socket,
-    /// Whether messages are lent when sent, and when received.
-    pub zero_copy: Modes,
+    /// What it sends and receives through, at [`Session::task_port`].
+    pub port: P,
     /// The run's phase.
     pub gate: &'a Gate,
     /// Where its counts go.
@@ -53,32 +46,23 @@ pub struct TaskFailure {
     pub check: bool,
 }
 
-impl Task<'_> {
+impl<P: Port> Task<'_, P> {
     /// Sends and receives from `start` until the run ends. Returns the round trips of the measured time.
     ///
     /// # Errors
-    /// A check failed, or the socket.
+    /// A check failed, or the port.
     pub fn run(self, start: Instant) -> Result<RoundTrips, TaskFailure> {
-        let mut worker = Worker::new(&self);
+        let mut worker = Worker { state: State::new(&self), port: self.port };
         self.gate.wait_start(start);
         let result = worker.run(self.gate, self.published);
         if let Some(out) = self.cancel {
             worker.cancel(out);
         }
-        let rtt = worker.rtt;
-        self.socket.close();
-        result.map(|()| rtt).map_err(|mut failure| {
+        worker.port.close();
+        result.map(|()| worker.state.rtt).map_err(|mut failure| {
             failure.report = format!("task {}: {}", self.index, failure.report);
             failure
         })
-    }
-}
-
-/// What an attempt to receive means that brought nothing.
-fn nothing(error: RecvError) -> Result<bool, TaskFailure> {
-    match error {
-        RecvError::Empty | RecvError::TimedOut => Ok(false),
-        e => Err(TaskFailure { report: format!("cannot receive: {e}"), check: false }),
     }
 }
 
@@ -93,19 +77,19 @@ struct Left {
     retry: bool,
 }
 
-struct Worker<'a> {
+struct Worker<'a, P> {
+    port: P,
+    state: State<'a>,
+}
+
+struct State<'a> {
     session: &'a Session,
     index: u16,
-    socket: &'a Socket,
-    outbox: Outbox<'a>,
-    /// Messages are checked where they were received.
-    leases: bool,
     outliers: u64,
     exchanges: Vec<Exchange>,
     /// Whole messages; only parts of the header change.
     request: Vec<u8>,
     ack: Vec<u8>,
-    inbox: Vec<u8>,
     /// What every payload must be, with `-v`.
     pattern: Vec<u8>,
     counts: Counts,
@@ -114,8 +98,76 @@ struct Worker<'a> {
     base: Instant,
 }
 
-impl<'a> Worker<'a> {
-    fn new(task: &'a Task<'_>) -> Self {
+impl<P: Port> Worker<'_, P> {
+    fn run(&mut self, gate: &Gate, published: &Published) -> Result<(), TaskFailure> {
+        let mut left = Left { room: true, ..Left::default() };
+        loop {
+            let timeout = if left.retry { RETRY } else { WAIT };
+            let readable = self.port.wait(Want { room: left.room, lent: left.lent }, timeout);
+            let phase = gate.phase();
+            if phase == Phase::Ended {
+                return Ok(());
+            }
+            self.state.measure(phase == Phase::Measuring);
+            if readable {
+                let state = &mut self.state;
+                self.port.receive(|incoming| match incoming {
+                    Incoming::Message { bytes, len, from } => state.receive(bytes, len, from),
+                    Incoming::Cleared(mask) => {
+                        state.cleared(mask);
+                        Ok(())
+                    }
+                })?;
+            }
+            self.port.take_completions()?;
+            left = if gate.phase() < Phase::Stopping { self.send_all()? } else { Left::default() };
+            published.publish(&self.state.counts);
+        }
+    }
+
+    /// One pass: to each task of the other side all acks that are owed, then requests up to the depth.
+    fn send_all(&mut self) -> Result<Left, TaskFailure> {
+        let mut left = Left::default();
+        let state = &mut self.state;
+        for i in 0..state.exchanges.len() {
+            if state.exchanges[i].congested {
+                continue;
+            }
+            match state.send_to(&mut self.port, i) {
+                Ok(()) => {}
+                Err(Refused::Lent) => left.lent = true,
+                Err(Refused::Room) => left.room = true,
+                Err(Refused::Congested) if state.session.cong_monitor => state.exchanges[i].congested = true,
+                Err(Refused::Congested) => left.retry = true,
+                Err(Refused::Failed(e)) => {
+                    let report = format!("cannot send to {}: {e}", state.exchanges[i].peer);
+                    return Err(TaskFailure { report, check: false });
+                }
+            }
+        }
+        self.port.flush();
+        Ok(left)
+    }
+
+    fn cancel(&mut self, out: Out) {
+        let mut lines = String::new();
+        for exchange in &self.state.exchanges {
+            let begin = Instant::now();
+            let cancelled = self.port.cancel(exchange.peer);
+            let us = begin.elapsed().as_micros();
+            let (index, peer) = (self.state.index, exchange.peer);
+            let _ = match cancelled {
+                Ok(Some(n)) => writeln!(lines, "task {index}: cancelled {n} messages to {peer} in {us} us"),
+                Ok(None) => writeln!(lines, "task {index}: cancelled messages to {peer} in {us} us"),
+                Err(e) => writeln!(lines, "task {index}: cannot cancel messages to {peer}: {e}"),
+            };
+        }
+        out.write(format_args!("{lines}"));
+    }
+}
+
+impl<'a> State<'a> {
+    fn new<P>(task: &Task<'a, P>) -> Self {
         let session = task.session;
         let local = SocketAddr::new(session.own, session.task_port(task.index));
         let pattern = if session.verify { pattern(session.longest() - session.header) } else { Vec::new() };
@@ -130,28 +182,13 @@ impl<'a> Worker<'a> {
             bytes
         };
         let exchange = |i| Exchange::new(local, session.peer_task(i), session.depth, session.requests());
-        let (_, buffer) = session.buffers();
-        // A buffer is lent until TCP has it, which may be after its message was answered.
-        let most = 2 * buffer;
-        let zero_copy = task.zero_copy;
         Self {
             session,
             index: task.index,
-            socket: &task.socket,
-            outbox: Outbox::new(
-                task.node,
-                &task.socket,
-                zero_copy.send,
-                session.header,
-                session.verify,
-                most,
-            ),
-            leases: zero_copy.receive != Mode::Off,
             outliers: task.outliers.unwrap_or(u64::MAX),
             exchanges: (0..session.tasks).map(exchange).collect(),
             request: message(Op::Request, session.req_size),
             ack: message(Op::Ack, session.ack_size),
-            inbox: vec![0; session.longest()],
             pattern,
             counts: Counts::default(),
             measuring: false,
@@ -160,75 +197,11 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn run(&mut self, gate: &Gate, published: &Published) -> Result<(), TaskFailure> {
-        let mut left = Left { room: true, ..Left::default() };
-        loop {
-            let interest = Readiness { readable: true, writable: left.room, completions: left.lent };
-            let timeout = if left.retry { RETRY } else { WAIT };
-            let ready = self.socket.wait(interest, Some(timeout));
-            let phase = gate.phase();
-            if phase == Phase::Ended {
-                return Ok(());
-            }
-            if self.measuring != (phase == Phase::Measuring) {
-                self.measuring = phase == Phase::Measuring;
-                if self.measuring {
-                    self.rtt.clear();
-                }
-            }
-            if ready.readable {
-                self.receive_all()?;
-            }
-            self.outbox
-                .take_completions()
-                .map_err(|e| TaskFailure { report: format!("a wrong completion: {e}"), check: false })?;
-            left = if gate.phase() < Phase::Stopping { self.send_all()? } else { Left::default() };
-            published.publish(&self.counts);
+    fn measure(&mut self, measuring: bool) {
+        if measuring && !self.measuring {
+            self.rtt.clear();
         }
-    }
-
-    /// Receives until nothing is queued.
-    fn receive_all(&mut self) -> Result<(), TaskFailure> {
-        // Lent out while messages in it are checked.
-        let mut inbox = std::mem::take(&mut self.inbox);
-        let result = loop {
-            let received = if self.leases { self.next_lease() } else { self.next_copy(&mut inbox) };
-            match received {
-                Ok(true) => {}
-                Ok(false) => break Ok(()),
-                Err(failure) => break Err(failure),
-            }
-        };
-        self.inbox = inbox;
-        result
-    }
-
-    /// Receives into `inbox`; whether there was anything.
-    fn next_copy(&mut self, inbox: &mut [u8]) -> Result<bool, TaskFailure> {
-        match self.socket.try_recv_from(inbox) {
-            Ok(Received::Message { full_len, from, .. }) => {
-                // A message that is too long was cut.
-                let bytes = inbox.get(..full_len).unwrap_or(inbox);
-                self.receive(bytes, full_len, from)?;
-            }
-            Ok(Received::CongestionCleared(mask)) => self.cleared(mask),
-            Ok(_) => {}
-            Err(e) => return nothing(e),
-        }
-        Ok(true)
-    }
-
-    /// Receives a message where it lies; whether there was anything.
-    fn next_lease(&mut self) -> Result<bool, TaskFailure> {
-        match self.socket.try_recv_lease() {
-            Ok(Event::Message(message)) => {
-                self.receive(&message.payload, message.payload.len(), message.from)?
-            }
-            Ok(Event::CongestionCleared(mask)) => self.cleared(mask),
-            Ok(_) => {}
-            Err(e) => return nothing(e),
-        }
-        Ok(true)
+        self.measuring = measuring;
     }
 
     fn cleared(&mut self, mask: u64) {
@@ -308,36 +281,12 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// One pass: to each task of the other side all acks that are owed, then requests up to the depth.
-    fn send_all(&mut self) -> Result<Left, TaskFailure> {
-        let mut left = Left::default();
-        for i in 0..self.exchanges.len() {
-            if self.exchanges[i].congested {
-                continue;
-            }
-            match self.send_to(i) {
-                Ok(()) => {}
-                Err(Refused::Lent) => left.lent = true,
-                Err(Refused::Node(TrySendError::Full)) => left.room = true,
-                Err(Refused::Node(TrySendError::Congested)) if self.session.cong_monitor => {
-                    self.exchanges[i].congested = true
-                }
-                Err(Refused::Node(TrySendError::Congested)) => left.retry = true,
-                Err(Refused::Node(e)) => {
-                    let report = format!("cannot send to {}: {e}", self.exchanges[i].peer);
-                    return Err(TaskFailure { report, check: false });
-                }
-            }
-        }
-        Ok(left)
-    }
-
-    fn send_to(&mut self, i: usize) -> Result<(), Refused> {
+    fn send_to(&mut self, port: &mut impl Port, i: usize) -> Result<(), Refused> {
         let exchange = &mut self.exchanges[i];
         let peer = exchange.peer;
         while let Some((seq, slot)) = exchange.next_ack() {
             Header::patch(&mut self.ack, seq, peer.port(), slot);
-            self.outbox.send(&self.ack, peer)?;
+            port.send(&self.ack, i, peer)?;
             exchange.ack_sent();
             self.counts.bytes += self.ack.len() as u64;
         }
@@ -349,7 +298,7 @@ impl<'a> Worker<'a> {
         let mut before = now(&self.base);
         while let Some((seq, slot)) = exchange.next_request() {
             Header::patch(&mut self.request, seq, peer.port(), slot);
-            self.outbox.send(&self.request, peer)?;
+            port.send(&self.request, i, peer)?;
             exchange.request_sent(before);
             let after = now(&self.base);
             self.counts.tx += 1;
@@ -358,21 +307,6 @@ impl<'a> Worker<'a> {
             before = after;
         }
         Ok(())
-    }
-
-    fn cancel(&self, out: Out) {
-        let mut lines = String::new();
-        for exchange in &self.exchanges {
-            let begin = Instant::now();
-            let cancelled = self.socket.cancel_sent_to(exchange.peer);
-            let us = begin.elapsed().as_micros();
-            let _ = writeln!(
-                lines,
-                "task {}: cancelled {cancelled} messages to {} in {us} us",
-                self.index, exchange.peer
-            );
-        }
-        out.write(format_args!("{lines}"));
     }
 
     #[inline]

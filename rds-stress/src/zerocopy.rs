@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use rds_client::{CopiedBytes, Decision, Fallbacks, Mode, Reason, Snapshot};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::out::{Out, line};
 
 /// How zero copy is set, on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Modes {
     /// Of what is sent.
     pub send: Mode,
@@ -205,6 +205,44 @@ impl Totals {
 }
 
 impl ZeroCopy {
+    /// What nothing did.
+    #[must_use]
+    pub fn idle(modes: Modes) -> Self {
+        let none = |reasons: &[&'static str]| reasons.iter().map(|reason| (*reason, 0)).collect();
+        Self {
+            send: Send {
+                mode: modes.send,
+                calls: 0,
+                bytes: 0,
+                copied_ratio: 0.0,
+                fallbacks: none(&["budget", "notifications", "refused", "unpinnable"]),
+                completions_per_reap: 0.0,
+                decision: "off",
+                reason: None,
+            },
+            recv: Receive {
+                mode: modes.receive,
+                mapped_ratio: 0.0,
+                pages_per_call: 0.0,
+                fallbacks: none(&[
+                    "setting",
+                    "not_announced",
+                    "length",
+                    "controller",
+                    "late",
+                    "unaligned",
+                    "held",
+                    "limit",
+                    "unavailable",
+                ]),
+                decision: "off",
+                reason: None,
+            },
+            pinned_bytes: 0,
+            pinned_bytes_max: 0,
+        }
+    }
+
     /// What a node did between two snapshots, and decides at the second.
     #[must_use]
     pub fn new(modes: Modes, before: &Snapshot, snapshot: &Snapshot) -> Self {

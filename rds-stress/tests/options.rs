@@ -4,10 +4,12 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use rds_client::Mode;
+use rds_stress::backend::Choice;
 use rds_stress::block::Block;
 use rds_stress::cli::{Part, Plan, Stop, parse};
 use rds_stress::error::Failure;
 use rds_stress::out::Out;
+use rds_stress::roles::Lanes;
 
 fn run(line: &str) -> Result<Plan, Stop> {
     parse(std::iter::once("rds-stress").chain(line.split_whitespace()).map(OsString::from))
@@ -91,8 +93,18 @@ fn our_own_options_do_not_travel() {
     let settings = plan(ours).settings;
     assert_eq!(settings.local.schedule.start_delay, Duration::from_millis(100));
     assert_eq!(settings.local.schedule.drain, Duration::ZERO);
-    assert_eq!((settings.node.listen_port, settings.node.dial_port, settings.node.lanes), (7000, 7001, 4));
+    assert_eq!((settings.node.listen_port, settings.node.dial_port), (7000, 7001));
+    assert_eq!(settings.node.lanes, Lanes::Number(4));
     assert_eq!(plan(ours).out, Out::Stderr);
+}
+
+#[test]
+fn lanes_are_a_number_or_left_to_the_processors() {
+    for n in 1..=8 {
+        assert_eq!(plan(&format!("-s h --lanes {n}")).settings.node.lanes, Lanes::Number(n));
+    }
+    assert_eq!(plan("-s h --lanes auto").settings.node.lanes, Lanes::Auto);
+    assert_eq!(plan("-s h").settings.node.lanes, Lanes::Number(1));
 }
 
 #[test]
@@ -113,6 +125,115 @@ fn zero_copy_is_set_for_both_directions_or_for_each() {
         assert_eq!(modes.hold, Duration::from_secs(30));
     }
     assert_eq!(plan("--pin-hold 0.5").settings.local.zero_copy.hold, Duration::from_millis(500));
+}
+
+#[test]
+fn a_backend_is_chosen_by_name_and_ours_is_the_default() {
+    for (line, backend) in [
+        ("", Choice::Rds),
+        ("--backend rds", Choice::Rds),
+        ("--backend kernel", Choice::Kernel),
+        ("--backend tcp", Choice::Tcp),
+    ] {
+        assert_eq!(plan(line).backend, backend, "{line}");
+    }
+    assert!(failure("--backend udp").message.contains("rds, kernel or tcp"));
+    assert_eq!(
+        block("-s h --backend kernel").encode("2.0.7"),
+        block("-s h").encode("2.0.7"),
+        "it does not travel"
+    );
+}
+
+#[test]
+fn options_that_a_backend_has_no_use_for_are_refused_by_name() {
+    for (line, word) in [
+        ("--backend kernel --rds-port 17000", "16385"),
+        ("--backend kernel --listen-port 17000", "16385"),
+        ("--backend kernel --dial-port 17000", "16385"),
+        ("--backend kernel --lanes 2", "the kernel decides"),
+        ("--backend kernel --pin-hold 3", "acknowledged"),
+        ("--backend kernel --zcopy-recv on", "copies"),
+        ("--backend kernel --zcopy auto", "on or off"),
+        ("--backend kernel --zcopy-send auto", "on or off"),
+        ("--backend tcp --lanes 1", "each pair of tasks"),
+        ("--backend tcp --zcopy on", "copies"),
+        ("--backend tcp --zcopy-send off", "copies"),
+        ("--backend tcp --cancel-sent-to", "cancelled"),
+        ("--backend tcp --use-cong-monitor 0", "congested"),
+    ] {
+        let failure = failure(line);
+        assert_eq!(failure.code, 1, "{line}: {failure}");
+        assert!(failure.message.contains(word) && failure.message.contains("backend"), "{line}: {failure}");
+    }
+    for line in [
+        "--backend rds --lanes 2 --zcopy auto --rds-port 7",
+        "--backend tcp --rds-port 7",
+        "--backend kernel --use-cong-monitor 0",
+    ] {
+        plan(line);
+    }
+}
+
+#[test]
+fn a_daemon_is_attached_to_where_it_is_said_or_where_it_is_by_default() {
+    for (line, path) in [
+        ("", None),
+        ("--attach", Some(rds_client::DEFAULT_PATH)),
+        ("--attach /x/rds.sock", Some("/x/rds.sock")),
+        ("--attach -s h", Some(rds_client::DEFAULT_PATH)),
+    ] {
+        assert_eq!(plan(line).settings.node.attach.as_deref(), path.map(std::path::Path::new), "{line}");
+    }
+    // What the daemon has decided for all its clients.
+    for option in
+        ["--rds-port 7", "--listen-port 7", "--dial-port 7", "--lanes 2", "--pin-hold 3", "--zcopy-recv on"]
+    {
+        let failure = failure(&format!("--attach {option}"));
+        assert_eq!(failure.code, 1, "{option}: {failure}");
+        let name = option.split(' ').next().unwrap();
+        assert!(
+            failure.message.contains(name) && failure.message.contains("--attach"),
+            "{option}: {failure}"
+        );
+    }
+    for backend in ["kernel", "tcp"] {
+        assert!(failure(&format!("--attach --backend {backend}")).message.contains("daemon"), "{backend}");
+    }
+    let modes = plan("--attach --zcopy on").settings.local.zero_copy;
+    assert_eq!((modes.send, modes.receive), (Mode::On, Mode::Off), "nothing is mapped through a daemon");
+}
+
+#[test]
+fn tasks_are_processes_only_where_several_can_use_what_carries_them() {
+    assert!(!plan("--attach").settings.node.processes);
+    for line in ["--attach --processes -t 4", "--backend kernel --processes"] {
+        assert!(plan(line).settings.node.processes, "{line}");
+    }
+    for (line, word) in [
+        ("--processes", "--attach"),
+        ("--loopback --processes", "--attach"),
+        ("--backend tcp --processes", "one process"),
+        ("--backend kernel --zcopy on --processes", "zero copy"),
+    ] {
+        let failure = failure(line);
+        assert_eq!(failure.code, 1, "{line}: {failure}");
+        assert!(
+            failure.message.contains(word) && failure.message.contains("--processes"),
+            "{line}: {failure}"
+        );
+    }
+}
+
+#[test]
+fn the_kernel_copies_unless_zero_copy_is_on_and_always_receives_copies() {
+    use Mode::{Off, On};
+    for (line, send) in
+        [("", Off), ("--zcopy on", On), ("--zcopy-send on", On), ("--zcopy on --zcopy-send off", Off)]
+    {
+        let modes = plan(&format!("--backend kernel {line}")).settings.local.zero_copy;
+        assert_eq!((modes.send, modes.receive), (send, Off), "{line}");
+    }
 }
 
 #[test]
@@ -164,8 +285,9 @@ fn a_wrong_value_ends_with_1_and_says_what_is_possible() {
         ("-I 513", "--rdma-buffers", "512"),
         ("-M 3", "--rdma-mode", "2"),
         ("--use-cong-monitor 2", "--use-cong-monitor", "1"),
-        ("--lanes 3", "--lanes", "1, 2, 4 or 8"),
-        ("--lanes 0", "--lanes", "1, 2, 4 or 8"),
+        ("--lanes 9", "--lanes", "1 to 8, or auto"),
+        ("--lanes 0", "--lanes", "1 to 8, or auto"),
+        ("--lanes many", "--lanes", "1 to 8, or auto"),
         ("--start-delay soon", "--start-delay", "0.1"),
         ("--warmup=-1", "--warmup", "86400"),
         ("--drain NaN", "--drain", "86400"),
@@ -208,7 +330,7 @@ fn help_names_every_option_that_is_not_for_rdma_alone() {
                    --rdma-buffers --rdma-mode --verify --report-cpu --report-summary --rtprio --trace --show-params \
                    --show-perfdata --connect-retries --use-cong-monitor --show-outliers --show-histogram --reset --async \
                    --cancel-sent-to --abort-after --disable-inq --always-bursty --sync-always-bursty --json --loopback \
-                   --start-delay --warmup --drain --rds-port --listen-port --dial-port --lanes --header-bytes --peer-version";
+                   --start-delay --warmup --drain --rds-port --listen-port --dial-port --lanes --header-bytes --peer-version --backend --attach --processes";
     for option in options.split_whitespace() {
         assert!(long.contains(option), "{option}");
         assert!(short.contains(option), "{option}");

@@ -135,6 +135,20 @@ fn an_rds_port_in_use_is_said_with_what_to_do() {
 }
 
 #[test]
+fn a_daemon_that_is_not_there_is_named() {
+    for line in ["", "--processes"] {
+        refused(&run(&format!("-r 127.0.0.1 --attach /nowhere/rds.sock {line}")), &["/nowhere/rds.sock"]);
+    }
+}
+
+#[test]
+fn the_word_for_tasks_is_for_the_program_itself() {
+    let ended = run("task-process");
+    assert_eq!(ended.status, Some(1), "{ended:?}");
+    assert!(ended.stdout.contains("rds-stress itself"), "{ended:?}");
+}
+
+#[test]
 fn options_that_cannot_work_are_refused_before_anything_is_said() {
     let port = free_port();
     for (line, words) in [

@@ -1,11 +1,13 @@
-//! A virtual machine with a virtio network card, in the rig that `../shared/interop` beside the repository holds.
+//! A virtual machine with a virtio network card, and a kernel that speaks RDS over TCP itself: the rig in `tests/rig`.
 //!
 //! A network card takes the sender's pages without a copy, so this is the nearest to another host that one machine has. The machine
 //! that runs the tests is at the other end of the card's cable, in a network namespace that belongs to the rig.
 
-use std::net::Ipv4Addr;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use nix::unistd::Uid;
@@ -16,34 +18,108 @@ use crate::skip::Unavailable;
 /// What every name of a rig begins with that a test made; the process and a number follow.
 const PREFIX: &str = "rds-test-";
 
+/// Which kernel a guest runs. All are Debian's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kernel {
+    /// 6.1.
+    #[default]
+    V6_1,
+    /// 6.12.
+    V6_12,
+    /// The newest that Debian carries: 7.2 or later.
+    Newest,
+}
+
+impl Kernel {
+    /// All of them, oldest first.
+    pub const ALL: [Self; 3] = [Self::V6_1, Self::V6_12, Self::Newest];
+
+    /// As the rig calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+            Self::Newest => "newest",
+        }
+    }
+
+    /// Whether a reset may cost it messages that its TCP had acknowledged: up to 6.18, what it had not read yet, and whatever came on a
+    /// connection that it refused because the one before was still there.
+    #[must_use]
+    pub const fn loses_acknowledged(self) -> bool {
+        !matches!(self, Self::Newest)
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// A running guest. Ends with its value; one whose test was killed is ended by the next test that starts one.
 ///
 /// The guest's kernel has RDS over TCP itself, which listens on port 16385 there.
 #[derive(Debug)]
 pub struct Guest {
-    rig: Rig,
+    rig: Arc<Rig>,
+    /// As the rig counts them, from 1.
+    number: u8,
     host: Namespace,
 }
 
 impl Guest {
-    /// Address of the guest.
+    /// Address of the guest, the first if there are several.
     pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+    /// Address of the second.
+    pub const SECOND: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 3);
+    /// IPv6 address of the first.
+    pub const ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2);
     /// Address of this side, below the guest's.
     pub const HOST_BELOW: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
     /// Address of this side, above the guest's.
     pub const HOST_ABOVE: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 201);
+    /// IPv6 address of this side, below the guest's.
+    pub const HOST_BELOW_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
+    /// IPv6 address of this side, above the guest's.
+    pub const HOST_ABOVE_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 201);
+    /// This side's network interface.
+    pub const HOST_INTERFACE: &str = "br0";
 
-    /// Boots one and waits until its network is up: about 5 s, more where the image is not built yet. The rig's script is the one
-    /// beside the repository, or the one that the environment variable `RDS_KERNEL_GUEST` names.
+    /// Boots one with kernel 6.1. As [`Guest::with_kernel`].
     ///
     /// # Errors
-    /// There is no rig; QEMU is missing; the process is not root; the image cannot be built, for want of a package.
+    /// As [`Guest::with_kernel`].
     ///
     /// # Panics
     /// It does not boot.
     pub fn start() -> Result<Self, Unavailable> {
+        Self::with_kernel(Kernel::default())
+    }
+
+    /// Boots one and waits until its network is up: about 5 s, more where the image is not built yet. The rig's script is
+    /// `tests/rig/kernel-guest.sh`, or the one that the environment variable `RDS_KERNEL_GUEST` names.
+    ///
+    /// # Errors
+    /// QEMU is missing; the process is not root; the image cannot be built, for want of a package.
+    ///
+    /// # Panics
+    /// It does not boot.
+    pub fn with_kernel(kernel: Kernel) -> Result<Self, Unavailable> {
+        Ok(Self::several(kernel, 1)?.remove(0))
+    }
+
+    /// Boots `count`, which reach each other as well. As [`Guest::with_kernel`].
+    ///
+    /// # Errors
+    /// As [`Guest::with_kernel`].
+    ///
+    /// # Panics
+    /// One does not boot.
+    pub fn several(kernel: Kernel, count: u8) -> Result<Vec<Self>, Unavailable> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
-        let script = script()?;
+        let script = script();
         if !Uid::effective().is_root() {
             return Err(Unavailable::because("only root can start guests"));
         }
@@ -52,20 +128,85 @@ impl Guest {
         }
         end_orphans(&script);
         let name = format!("{PREFIX}{}-{}", std::process::id(), STARTED.fetch_add(1, Relaxed));
-        let rig = Rig { script, name };
+        let rig = Arc::new(Rig { script, name, kernel });
         let built = rig.call(&["build"]);
         if !built.status.success() {
             let errors = String::from_utf8_lossy(&built.stderr);
             let last = errors.lines().next_back().unwrap_or("no reason given").to_owned();
             return Err(Unavailable::because(format!("no image for guests: {last}")));
         }
-        rig.done(&["start", "1"]);
-        let host = Namespace::named(&rig.name).expect("the rig has made it");
-        let guest = Self { rig, host };
-        // The cable is plugged while the machine boots.
+        rig.done(&["start", &count.to_string()]);
+        let guest = |number| {
+            let host = Namespace::named(&rig.name).expect("the rig has made it");
+            let guest = Self { rig: Arc::clone(&rig), number, host };
+            guest.wait_for_cable();
+            guest
+        };
+        Ok((1..=count).map(guest).collect())
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> Ipv4Addr {
+        let [a, b, c, first] = Self::ADDRESS.octets();
+        Ipv4Addr::new(a, b, c, first + self.number - 1)
+    }
+
+    /// Runs a command of the rig that concerns this guest.
+    #[track_caller]
+    fn rig(&self, verb: &str, arguments: &[&str]) {
+        self.rig.done(&[&[verb, &self.number.to_string()], arguments].concat());
+    }
+
+    fn wait_for_cable(&self) {
+        // It is plugged while the machine boots.
         let carrier = "until grep -qx 1 /sys/class/net/eth0/carrier; do sleep 0.05; done";
-        guest.rig.done(&["exec", "1", "timeout", "60", "sh", "-c", carrier]);
-        Ok(guest)
+        self.rig("exec", &["timeout", "60", "sh", "-c", carrier]);
+    }
+
+    /// Ends it as a loss of power would: nothing is closed, nothing said. Returns when it is gone.
+    ///
+    /// # Panics
+    /// The rig fails.
+    pub fn crash(&self) {
+        self.rig("kill", &[]);
+    }
+
+    /// Boots it again after [`Guest::crash`].
+    ///
+    /// # Panics
+    /// It does not boot.
+    pub fn boot(&self) {
+        self.rig("boot", &[]);
+        self.wait_for_cable();
+    }
+
+    /// Records the packets that this side sends to, or gets from, TCP port 16385, in a pcap file, until [`Guest::end_capture`].
+    ///
+    /// # Panics
+    /// tcpdump(8) does not run.
+    pub fn begin_capture(&self, file: &Path, filter: &str) {
+        self.rig.done(&["capture", file.to_str().expect("a path in UTF-8"), filter]);
+    }
+
+    /// Ends the recording, and returns when the file is whole.
+    ///
+    /// # Panics
+    /// The rig fails.
+    pub fn end_capture(&self) {
+        self.rig.done(&["capture-stop"]);
+    }
+
+    /// Runs a line of the shell in it, and returns what it printed.
+    ///
+    /// # Panics
+    /// It fails.
+    #[track_caller]
+    pub fn shell(&self, line: &str) -> String {
+        let done = self.command(line).output().expect("the rig runs");
+        let (out, errors) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        assert!(done.status.success(), "in the guest: {line}: {}: {out}{errors}", done.status);
+        out.into_owned()
     }
 
     /// The network namespace of this side.
@@ -88,14 +229,14 @@ impl Guest {
             let there = self.command("test").args(["-e", library]).status().expect("the rig runs");
             if !there.success() {
                 let folder = Path::new(library).parent().and_then(Path::to_str).expect("a path in UTF-8");
-                self.rig.done(&["exec", "1", "mkdir", "-p", folder]);
-                self.rig.done(&["put", "1", library, library]);
+                self.rig("exec", &["mkdir", "-p", folder]);
+                self.rig("put", &[library, library]);
             }
         }
         let name = program.file_name().and_then(|n| n.to_str()).expect("a name in UTF-8");
         let path = format!("/tmp/{name}");
-        self.rig.done(&["put", "1", program.to_str().expect("a path in UTF-8"), &path]);
-        self.rig.done(&["exec", "1", "chmod", "755", &path]);
+        self.rig("put", &[program.to_str().expect("a path in UTF-8"), &path]);
+        self.rig("exec", &["chmod", "755", &path]);
         path
     }
 
@@ -103,7 +244,33 @@ impl Guest {
     /// runs in the guest. Without arguments `program` is a line for the shell. At most 8 run at a time.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
-        self.rig.command(&["exec", "1", program])
+        self.rig.command(&["exec", &self.number.to_string(), program])
+    }
+
+    /// The words that run `program` in it, with arguments to follow and standard input: for a command of which a test wants more than
+    /// [`Guest::command`] gives.
+    #[must_use]
+    pub fn words(&self, program: &str) -> Vec<String> {
+        let mut words = vec!["env".to_owned(), format!("KG_NAME={}", self.rig.name)];
+        if self.rig.kernel != Kernel::default() {
+            words.push(format!("KG_KERNEL={}", self.rig.kernel.name()));
+        }
+        let script = self.rig.script.to_str().expect("a path in UTF-8");
+        let number = self.number.to_string();
+        words.extend(["bash", script, "exec", "-i", &number, program].map(str::to_owned));
+        words
+    }
+
+    /// Copies all files of its folder `from` into folder `to` of this machine.
+    ///
+    /// # Panics
+    /// The rig fails.
+    #[track_caller]
+    pub fn fetch_all(&self, from: &str, to: &Path) {
+        for name in self.shell(&format!("ls {from}")).split_whitespace() {
+            let file = to.join(name);
+            self.rig("get", &[&format!("{from}/{name}"), file.to_str().expect("a path in UTF-8")]);
+        }
     }
 }
 
@@ -112,12 +279,17 @@ impl Guest {
 struct Rig {
     script: PathBuf,
     name: String,
+    kernel: Kernel,
 }
 
 impl Rig {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new("bash");
         command.arg(&self.script).args(arguments).env("KG_NAME", &self.name).stdin(Stdio::null());
+        if self.kernel != Kernel::default() {
+            // A rig of somebody else's need not know our names for kernels.
+            command.env("KG_KERNEL", self.kernel.name());
+        }
         command
     }
 
@@ -140,15 +312,13 @@ impl Drop for Rig {
     }
 }
 
-fn script() -> Result<PathBuf, Unavailable> {
+fn script() -> PathBuf {
     // Whoever names one wants it used: that it is not there is no reason to skip.
     if let Some(named) = std::env::var_os("RDS_KERNEL_GUEST").map(PathBuf::from) {
         let found = named.canonicalize().ok().filter(|path| path.is_file());
-        return Ok(found.unwrap_or_else(|| panic!("RDS_KERNEL_GUEST: {} is no file", named.display())));
+        return found.unwrap_or_else(|| panic!("RDS_KERNEL_GUEST: {} is no file", named.display()));
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/interop/kernel-guest.sh");
-    path.canonicalize()
-        .map_err(|e| Unavailable::because(format!("no rig for guests, {}: {e}", path.display())))
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("rig/kernel-guest.sh")
 }
 
 /// Ends the guests of tests that were killed before they could.
@@ -159,7 +329,7 @@ fn end_orphans(script: &Path) {
         let Some(name) = file.to_str().and_then(|f| f.strip_prefix("kernel-guest-")) else { continue };
         let Some(process) = name.strip_prefix(PREFIX).and_then(|n| n.split('-').next()) else { continue };
         if !Path::new("/proc").join(process).exists() {
-            drop(Rig { script: script.to_owned(), name: name.to_owned() });
+            drop(Rig { script: script.to_owned(), name: name.to_owned(), kernel: Kernel::default() });
         }
     }
 }
@@ -171,7 +341,7 @@ mod tests {
 
     #[test]
     fn what_a_killed_test_left_behind_is_removed_and_what_others_have_is_not() {
-        let Some(script) = or_skip(script()) else { return };
+        let script = script();
         if !Uid::effective().is_root() {
             let _: Option<()> = or_skip(Err(Unavailable::because("only root can stop guests")));
             return;

@@ -3,12 +3,17 @@
 #[cfg(doctest)]
 mod book;
 pub mod captures;
+pub mod compare;
 pub mod copied;
+pub mod crowd;
+pub mod daemon;
 pub mod guest;
+pub mod interop;
 pub mod ledger;
 pub mod netns;
 pub mod program;
 pub mod proxy;
+pub mod reset;
 pub mod sim;
 pub mod skip;
 pub mod stress;

@@ -90,6 +90,7 @@ enum Command {
     Bytes,
     Schedule(Option<Schedule>),
     Stop,
+    StallLane(Option<u8>),
 }
 
 #[derive(Default)]
@@ -131,6 +132,11 @@ impl Proxy {
     /// Carries nothing in `direction`, of open and of new connections, until told otherwise. TCP's buffers fill up.
     pub fn stall(&mut self, direction: Direction, stalled: bool) {
         self.change(direction, |c| c.stalled = stalled);
+    }
+
+    /// Carries nothing in either direction of the connections of this lane, the open ones and new ones; `None` for all lanes again.
+    pub fn stall_lane(&self, lane: Option<u8>) {
+        self.order(Command::StallLane(lane));
     }
 
     /// Holds every byte of `direction` back for this long.

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
@@ -72,6 +72,31 @@ impl Stress {
         }
     }
 
+    /// Its process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for its end, which must be a failure. Returns its status and the lines of standard error.
+    ///
+    /// # Panics
+    /// It ends well, or not at all.
+    #[track_caller]
+    #[must_use]
+    pub fn fails(mut self) -> (Option<i32>, Vec<String>) {
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => self.said.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("rds-stress does not end, after {:#?}", self.said),
+            }
+        }
+        let status = self.child.wait().expect("it is our child");
+        assert!(!status.success(), "it ended well: {:#?}", self.said);
+        (status.code(), std::mem::take(&mut self.said))
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics
@@ -94,14 +119,21 @@ impl Stress {
     /// Waits for its end, and returns all that it said.
     ///
     /// # Panics
-    /// It fails.
+    /// It fails, or says nothing for a minute and does not end.
     #[track_caller]
     #[must_use]
     pub fn end_saying(mut self) -> Ended {
+        // Its standard error ends when it does.
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => self.said.push(line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("rds-stress does not end, after {:#?}", self.said),
+            }
+        }
         let mut report = String::new();
         self.child.stdout.take().expect("piped").read_to_string(&mut report).expect("text");
         let status = self.child.wait().expect("it is our child");
-        self.said.extend(self.lines.iter());
         assert!(status.success(), "{status}: {:#?}", self.said);
         let report = serde_json::from_str(&report);
         let report = report.unwrap_or_else(|e| panic!("no report ({e}) but {:#?}", self.said));

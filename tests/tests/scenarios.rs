@@ -2,7 +2,7 @@
 
 use rds_core::proto::{Guarantee, Outcome};
 use rds_tests::sim::coverage::Seen;
-use rds_tests::sim::net::SEC;
+use rds_tests::sim::net::{End, SEC};
 use rds_tests::sim::pair::{LARGE, Pair, SMALL};
 use rds_tests::sim::world::{Host, OwnSpec, World};
 
@@ -424,4 +424,69 @@ fn the_end_of_a_kernel_with_a_generation_is_told_as_unknown() {
     }
     let next = pair.send(SMALL, a, (LARGE, 4001), 20);
     pair.arrive(next);
+}
+
+#[test]
+fn nothing_goes_to_a_kernel_that_may_have_restarted() {
+    // The kernel restarts while nothing is unacknowledged, and answers no pings any more: its generation does not show on the next
+    // connection. What is sent there at once would belong to an unknown life, and end as unknown with the next restart that shows.
+    let mut pair = Pair::with_kernel(LARGE, true, OwnSpec::default());
+    let a = pair.bind(LARGE, 4000);
+    pair.bind_kernel(SMALL, 4001);
+    let first = pair.send(LARGE, a, (SMALL, 4001), 20);
+    pair.end(first);
+    pair.world.stop(SMALL, false);
+    pair.world.run_for(SEC);
+    pair.world.kernel(SMALL).ping_enable = false;
+    pair.world.start(SMALL, 0);
+    pair.bind_kernel(SMALL, 4001);
+    let ids: Vec<usize> = (0..5).map(|_| pair.send(LARGE, a, (SMALL, 4001), 200)).collect();
+    let heard = |w: &World| {
+        let mut links = w.cx.net.live_links(SMALL, LARGE);
+        links.any(|link| w.cx.watch.heard_anything(End { link, side: 1 }))
+    };
+    pair.world.run_until("the kernel's first message", 10 * SEC, |w| heard(w));
+    pair.world.run_for(SEC / 2);
+    assert!(ids.iter().all(|id| pair.world.cx.ledger.messages[*id].written.is_empty()));
+    // It cannot wait for ever, though.
+    for id in ids {
+        assert_eq!(pair.end(id), Outcome::Delivered(Guarantee::Transport));
+        pair.arrive(id);
+    }
+    pair.settle();
+}
+
+#[test]
+fn connections_of_a_kernel_are_read_in_the_order_in_which_they_were_made() {
+    // The node's process stands still while the kernel loses one connection after another: each has messages in its receive buffer. The
+    // process then reads the last one first.
+    for new in [false, true] {
+        let mut pair = Pair::with_kernel(LARGE, new, OwnSpec::default());
+        pair.bind(LARGE, 4000);
+        pair.bind_kernel(SMALL, 4001);
+        let first = pair.world.kernel_send(SMALL, 4001, (LARGE, 4000), 20).expect("room");
+        pair.arrive(first);
+        pair.world.own(LARGE).frozen_until = pair.world.cx.now + 5 * SEC;
+        pair.world.own(LARGE).temper.reverse = 255;
+        let mut ids = Vec::new();
+        for _ in 0..4 {
+            for _ in 0..5 {
+                ids.push(pair.world.kernel_send(SMALL, 4001, (LARGE, 4000), 300).expect("room"));
+            }
+            let id = *ids.last().expect("just sent");
+            pair.world.run_until("their way into the receive buffer", SEC, |w| {
+                let written = &w.cx.ledger.messages[id].written;
+                written.iter().any(|(end, at)| w.cx.net.acked(*end) >= *at)
+            });
+            pair.reset_at(&[SMALL]);
+            pair.world.run_for(SEC / 10);
+        }
+        // The watch over messages sees to it that none comes twice, or behind a later one.
+        for id in ids {
+            pair.arrive(id);
+        }
+        pair.world.run_until("acknowledgement", 10 * SEC, |w| w.kernel(SMALL).is_drained());
+        assert!(pair.seen(Seen::DrainOld) >= 3);
+        pair.settle();
+    }
 }

@@ -45,7 +45,8 @@ fn verified(net: u8, active_is_smaller: bool, dial: u16, load: &[&str]) -> [serd
         assert_eq!(report["verify_errors"], 0, "{report:#}");
         assert_eq!(report["verify"], true, "{report:#}");
     }
-    assert!(reports[0]["requests"].as_u64() > Some(0), "{:#}", reports[0]);
+    // On a slow machine no request of the largest size need be answered in the measured time; but some must have come.
+    assert!(reports[1]["bytes"].as_u64() > Some(0), "{:#}", reports[1]);
     reports
 }
 

@@ -163,7 +163,7 @@ fn a_closed_window_holds_a_call_and_its_pages() {
     while b.net.read(b.now, b.end.peer(), usize::MAX, &mut got) != Read::Nothing || got.len() < 50_000 {
         b.run(SEC);
     }
-    assert_eq!(got, &*payload);
+    assert_eq!(got, payload.to_vec());
     b.run(SEC);
     assert_eq!(b.reap(), [record(0, 0, false)]);
 }
@@ -246,7 +246,7 @@ fn a_socket_that_is_closed_with_calls_outstanding_goes_on_sending_and_never_tell
         b.net.read(b.now, b.end.peer(), usize::MAX, &mut got);
         b.run(SEC);
     }
-    assert_eq!(got, &*payload, "still sent");
+    assert_eq!(got, payload.to_vec(), "still sent");
     assert_eq!((b.reap(), b.net.pinned(0)), (vec![], 0));
 }
 

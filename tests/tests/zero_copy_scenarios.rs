@@ -404,3 +404,34 @@ fn auto_goes_on_pinning_where_nothing_copies_and_stops_where_the_kernel_does() {
         settle(&mut pair);
     }
 }
+
+#[test]
+fn what_a_kernel_had_sent_is_read_before_a_stuck_path_is_ended() {
+    // The kernel has sent more than the program takes, so that its connection is not read; then it stands still with its window closed.
+    // Its TCP was told that we have all of it: it will not send that again.
+    let sending =
+        Sending { mode: Mode::On, when_full: WhenFull::Copy, lends: 255, kernel: ZeroCopy::default() };
+    let spec = OwnSpec { sending, receive_budget: 64 << 10, max_message: LEN as u32, ..OwnSpec::default() };
+    let mut pair = Pair::with_kernel(SMALL, true, spec);
+    pair.world.cx.net.wire.receive_buffer = 128 << 10;
+    let a = pair.bind(SMALL, 4000);
+    pair.bind_kernel(LARGE, 4001);
+    let first = pair.send(SMALL, a, (LARGE, 4001), 10);
+    pair.end(first);
+    let given: Vec<usize> =
+        (0..30).map(|_| pair.world.kernel_send(LARGE, 4001, (SMALL, 4000), 4000).expect("room")).collect();
+    pair.world.run_for(SEC);
+    assert!(given.iter().any(|id| !pair.world.has_arrived(*id)), "reading has stopped");
+    pair.world.kernel(LARGE).frozen_until = pair.world.cx.now + 60 * SEC;
+    let ids: Vec<usize> = (0..8).map(|_| send(&mut pair, a, LEN)).collect();
+    pair.see(Seen::PinOverdue);
+    for id in given {
+        pair.arrive(id);
+        pair.take_all(SMALL, a);
+    }
+    for id in ids {
+        pair.world.run_until("its end", 100 * SEC, |w| w.cx.ledger.messages[id].outcome.is_some());
+        wait_released(&mut pair, id);
+    }
+    pair.settle();
+}

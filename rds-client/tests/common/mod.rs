@@ -4,27 +4,55 @@
 pub(crate) mod paged;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rds_client::{Completion, Event, Lease, Node, NodeBuilder, Received, Socket};
+use rds_server::server::Server;
+use rds_server::settings::Settings;
 
 /// TCP port of every node in these tests.
 pub(crate) const PORT: u16 = 26385;
 /// Far longer than anything takes; a test that gets there has failed.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
+/// Nodes are a daemon's here, to which the tests attach: `attached.rs` runs the tests of sockets once more.
+pub(crate) const ATTACHED: bool = matches!(env!("CARGO_CRATE_NAME").as_bytes(), b"attached");
+
 /// A /24 of 127/8 that no other test of this process, and hardly one of another, uses.
 pub(crate) fn net() -> impl Fn(u8) -> IpAddr {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let process = std::process::id() % 0x3fff;
+    // Where several files of tests make one program, each has this module, and a part of its own.
+    let files = ["messages", "flow", "readiness", "shutdown", "threads", "payloads", "zero_copy_send"];
+    let file = files.iter().position(|file| ATTACHED && module_path!().contains(file)).unwrap_or(7);
+    let process = std::process::id() % 0x3fff + file as u32 * 0x800;
     let n = NEXT.fetch_add(1, Relaxed);
     let [hi, lo] = u16::try_from((process * 4 + u32::from(n) * 0x101) % 0xffff).unwrap_or(7).to_be_bytes();
     move |host| IpAddr::V4(Ipv4Addr::new(127, hi, lo, host))
 }
 
+/// How a test opens its node: embedded, or at a daemon that has the address and lives as long as the test program.
 pub(crate) fn builder(address: IpAddr) -> NodeBuilder {
-    Node::builder(address).listen_port(PORT).dial_port(PORT)
+    let builder = Node::builder(address).listen_port(PORT).dial_port(PORT);
+    if ATTACHED { builder.attach(daemon(address)) } else { builder.embedded() }
+}
+
+/// The socket of the daemon that has the address.
+fn daemon(address: IpAddr) -> PathBuf {
+    static DAEMONS: Mutex<Vec<(IpAddr, PathBuf, Server)>> = Mutex::new(Vec::new());
+    let mut daemons = DAEMONS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, path, _)) = daemons.iter().find(|(of, ..)| *of == address) {
+        return path.clone();
+    }
+    let folder = tempfile::tempdir().unwrap().keep();
+    let mut settings = Settings::new(vec![address]);
+    settings.socket = folder.join("rds.sock");
+    (settings.listen_port, settings.dial_port) = (PORT, PORT);
+    let path = settings.socket.clone();
+    daemons.push((address, path.clone(), Server::start(settings).unwrap()));
+    path
 }
 
 /// Two nodes; the first has the smaller address.

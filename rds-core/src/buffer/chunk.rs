@@ -1,13 +1,17 @@
 //! Pieces of the outgoing byte stream.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
+use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
-use super::lent::Lent;
+use super::lent::{Lent, OnRelease, Terms, View};
+use crate::sys::shm::Span;
+use crate::sys::vectored::Part;
 
-/// A piece of a connection's byte stream: headers and small messages, or (part of) a payload that was lent. Immutable; a clone
-/// refers to the same bytes.
+/// A piece of a connection's byte stream: headers and small messages, or (part of) a payload that was lent. A clone refers to
+/// the same bytes. Nothing here changes them; of a payload that another process shares, that one may, so its bytes can be copied, or be read by the
+/// kernel, and nobody gets a reference to them.
 #[derive(Clone, Debug)]
 pub struct Chunk(Repr);
 
@@ -106,20 +110,44 @@ impl Chunk {
     }
 }
 
-impl Deref for Chunk {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
+impl Chunk {
+    /// Its bytes.
+    #[must_use]
+    pub fn view(&self) -> View<'_> {
         match &self.0 {
-            Repr::Bytes(bytes) | Repr::Payload(bytes) => bytes,
-            Repr::Lent { lent, at, end } => &lent.as_slice()[*at as usize..*end as usize],
+            Repr::Bytes(bytes) | Repr::Payload(bytes) => View::Bytes(bytes),
+            Repr::Lent { lent, at, end } => lent.view(*at as usize..*end as usize),
         }
     }
-}
 
-impl AsRef<[u8]> for Chunk {
-    fn as_ref(&self) -> &[u8] {
-        self
+    /// Its bytes, unless another process shares them.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        match self.view() {
+            View::Bytes(bytes) => Some(bytes),
+            View::Shared(_) => None,
+        }
+    }
+
+    /// A copy of its bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len()];
+        self.view().copy_to(&mut out);
+        out
+    }
+
+    /// Appends its bytes to a buffer.
+    pub fn append_to(&self, out: &mut BytesMut) {
+        self.view().append_to(out);
+    }
+
+    /// Where its bytes are, for system calls alone.
+    pub(crate) fn part(&self) -> Part {
+        match &self.0 {
+            Repr::Bytes(bytes) | Repr::Payload(bytes) => bytes[..].into(),
+            Repr::Lent { lent, at, end } => lent.part(*at as usize..*end as usize),
+        }
     }
 }
 
@@ -139,8 +167,21 @@ impl Chunk {
     /// A whole payload that was lent. Its bytes beyond 4 GiB, which no message has, are left out.
     #[must_use]
     pub fn of(lent: Lent) -> Self {
-        let end = u32::try_from(lent.as_slice().len()).unwrap_or(u32::MAX);
+        let end = u32::try_from(lent.len()).unwrap_or(u32::MAX);
         Self(Repr::Lent { lent, at: 0, end })
+    }
+
+    /// A whole payload in memory that another process shares; see [`Lent::shared`].
+    #[must_use]
+    pub fn shared(span: Span, hook: Option<(Arc<dyn OnRelease>, u32)>, terms: Terms) -> Self {
+        Self::of(Lent::shared(span, hook, terms))
+    }
+
+    /// Takes a payload back that was not sent: nobody will be told of its release.
+    pub fn withdraw(self) {
+        if let Repr::Lent { lent, .. } = self.0 {
+            lent.withdraw();
+        }
     }
 
     /// The payload back, if this is the whole of it and nobody else refers to it; see [`Lent::reclaim`].
@@ -159,25 +200,32 @@ mod tests {
 
     use super::super::Owned;
     use super::*;
+    use crate::sys::shm::{Access, SharedMemory};
 
     proptest! {
         #[test]
-        fn both_kinds_are_cut_alike(len in 0..300usize, cuts in proptest::collection::vec((0..300usize, 0..300usize), 0..6)) {
+        fn all_kinds_are_cut_alike(len in 0..300usize, cuts in proptest::collection::vec((0..300usize, 0..300usize), 0..6)) {
             let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
             let mut plain = Chunk::from(bytes.clone());
             let mut lent = Chunk::of(Owned::from(bytes.clone()).lend(None));
+            let (_, memory) = SharedMemory::create(len + 8, Access::ReadWrite).unwrap();
+            memory.copy_in(5, &bytes);
+            let mut shared = Chunk::shared(memory.span(5, len as u64).unwrap(), None, Terms::default());
             let mut model = &bytes[..];
             for (a, b) in cuts {
                 let (a, b) = (a.min(model.len()), b.min(model.len()));
                 if a <= b {
                     (plain, lent, model) = (plain.slice(a..b), lent.slice(a..b), &model[a..b]);
+                    shared = shared.slice(a..b);
                 } else {
                     plain.advance(b);
                     lent.advance(b);
+                    shared.advance(b);
                     model = &model[b..];
                 }
-                prop_assert_eq!(&*plain, model);
-                prop_assert_eq!(&*lent, model);
+                prop_assert_eq!(plain.as_slice(), Some(model));
+                prop_assert_eq!(lent.as_slice(), Some(model));
+                prop_assert_eq!((shared.as_slice(), shared.to_vec()), (None, model.to_vec()));
                 prop_assert_eq!((plain.len(), lent.is_empty()), (model.len(), model.is_empty()));
             }
         }

@@ -1,13 +1,15 @@
 //! A payload that the node keeps until nobody reads it any more.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::pool::{Pages, Pool, PoolBuffer};
+use crate::sys::shm::Span;
+use crate::sys::vectored::{Part, Source as _};
 use crate::zerocopy::{Mode, Share};
 
 /// Hears that a payload's memory is free.
@@ -32,16 +34,49 @@ pub struct Terms {
 pub(super) enum Data {
     Bytes(Bytes),
     Pages(Pages),
+    /// Of another process too, which may change them at any moment.
+    Shared(Span),
     /// Taken away.
     None,
 }
 
 impl Data {
-    fn as_slice(&self) -> &[u8] {
+    fn len(&self) -> usize {
         match self {
-            Self::Bytes(bytes) => bytes,
-            Self::Pages(pages) => pages,
-            Self::None => &[],
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Pages(pages) => pages.len(),
+            Self::Shared(span) => span.len(),
+            Self::None => 0,
+        }
+    }
+}
+
+/// Bytes that a payload consists of.
+#[derive(Clone, Debug)]
+pub enum View<'a> {
+    /// In memory of this process alone.
+    Bytes(&'a [u8]),
+    /// In memory that another process may change at any moment.
+    Shared(Span),
+}
+
+impl View<'_> {
+    /// Appends them to a buffer.
+    pub fn append_to(&self, out: &mut BytesMut) {
+        match self {
+            Self::Bytes(bytes) => out.extend_from_slice(bytes),
+            Self::Shared(span) => span.append_to(out),
+        }
+    }
+
+    /// Copies the first of them, as many as `out` has.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn copy_to(&self, out: &mut [u8]) {
+        match self {
+            Self::Bytes(bytes) => out.copy_from_slice(&bytes[..out.len()]),
+            Self::Shared(span) => span.copy_to(out),
         }
     }
 }
@@ -60,7 +95,7 @@ pub(super) struct Inner {
 
 impl Inner {
     pub(super) fn new(data: Data, pool: Weak<Pool>) -> Self {
-        let len = data.as_slice().len();
+        let len = data.len();
         Self {
             data,
             len,
@@ -72,8 +107,14 @@ impl Inner {
         }
     }
 
-    pub(super) fn as_slice(&self) -> &[u8] {
-        &self.data.as_slice()[..self.len]
+    /// What lies in memory of this process.
+    pub(super) fn as_slice(&self) -> Option<&[u8]> {
+        match &self.data {
+            Data::Bytes(bytes) => Some(&bytes[..self.len]),
+            Data::Pages(pages) => Some(&pages[..self.len]),
+            Data::None => Some(&[]),
+            Data::Shared(_) => None,
+        }
     }
 
     pub(super) fn pages_mut(&mut self) -> Option<&mut Pages> {
@@ -96,7 +137,7 @@ impl Inner {
         }
         let _tell = Tell(self.hook.take(), std::mem::take(self.copied.get_mut()));
         self.forget_terms();
-        if matches!(self.data, Data::Bytes(_)) {
+        if matches!(self.data, Data::Bytes(_) | Data::Shared(_)) {
             self.data = Data::None;
         }
     }
@@ -136,10 +177,53 @@ impl Lent {
         self.0.as_ref().expect("only a drop takes it")
     }
 
-    /// The payload.
+    /// Lends memory that is shared with another process; `hook` hears when nobody here, the kernel included, reads it any more.
     #[must_use]
-    pub fn as_slice(&self) -> &[u8] {
-        self.inner().as_slice()
+    pub fn shared(span: Span, hook: Option<(Arc<dyn OnRelease>, u32)>, terms: Terms) -> Self {
+        let mut inner = Inner::new(Data::Shared(span), Weak::new());
+        (inner.hook, inner.terms) = (hook, terms);
+        Self::new(Arc::new(inner))
+    }
+
+    /// The payload's length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner().len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Part of the payload.
+    ///
+    /// # Panics
+    /// If the range is not within it.
+    #[must_use]
+    pub fn view(&self, range: Range<usize>) -> View<'_> {
+        match (&self.inner().data, self.inner().as_slice()) {
+            (Data::Shared(span), _) => View::Shared(span.slice(range)),
+            (_, bytes) => View::Bytes(&bytes.unwrap_or_default()[range]),
+        }
+    }
+
+    /// Where part of the payload is, for system calls alone.
+    pub(crate) fn part(&self, range: Range<usize>) -> Part {
+        let whole = match &self.inner().data {
+            Data::Shared(span) => span.part(),
+            _ => self.inner().as_slice().unwrap_or_default().into(),
+        };
+        assert!(range.start <= range.end && range.end <= whole.len, "a range within the payload");
+        Part { at: whole.at.wrapping_add(range.start), len: range.len() }
+    }
+
+    /// Takes a payload back that was not sent: nobody will be told of its release.
+    pub fn withdraw(mut self) {
+        if let Some(inner) = self.0.as_mut().and_then(Arc::get_mut) {
+            inner.hook = None;
+        }
     }
 
     /// Some of it was copied on its way; [`OnRelease::released`] will say so.
@@ -178,7 +262,8 @@ impl Lent {
         *inner.copied.get_mut() = false;
         match std::mem::replace(&mut inner.data, Data::None) {
             Data::Bytes(bytes) => Some(Owned::Bytes(bytes)),
-            Data::None => None,
+            // It is the other process's, which knows what became of it.
+            Data::Shared(_) | Data::None => None,
             pages @ Data::Pages(_) => {
                 inner.data = pages;
                 Some(Owned::Pool(PoolBuffer::new(arc)))
@@ -209,7 +294,7 @@ impl Drop for Lent {
 
 impl fmt::Debug for Lent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lent").field("len", &self.as_slice().len()).finish_non_exhaustive()
+        f.debug_struct("Lent").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 

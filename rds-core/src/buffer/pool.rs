@@ -9,12 +9,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::filling::Memory;
 use super::lent::{Data, Inner};
+use crate::attach::ArenaBuffer;
 use crate::sys::pages::{PageBuf, Slab};
 
 /// Page-aligned memory; from the heap, and maybe not aligned, where the system has no more mappings for us.
 pub(super) enum Pages {
     Mapped(PageBuf),
     Heap(Box<[u8]>),
+    Arena(ArenaPages),
+}
+
+/// Hears that memory of an arena is free again.
+pub(crate) trait OnFree: Send + Sync {
+    /// There is room for who waits for it. Called from any thread, with no lock of the caller's that this may take.
+    fn freed(&self);
+}
+
+/// Pages of an arena that is shared with a daemon.
+pub(super) struct ArenaPages {
+    /// `None` only while it goes.
+    buffer: Option<ArenaBuffer>,
+    arena: Arc<dyn OnFree>,
+}
+
+impl Drop for ArenaPages {
+    fn drop(&mut self) {
+        self.buffer = None;
+        self.arena.freed();
+    }
 }
 
 impl Deref for Pages {
@@ -24,6 +46,7 @@ impl Deref for Pages {
         match self {
             Self::Mapped(pages) => pages,
             Self::Heap(bytes) => bytes,
+            Self::Arena(pages) => pages.buffer.as_deref().unwrap_or_default(),
         }
     }
 }
@@ -33,6 +56,7 @@ impl DerefMut for Pages {
         match self {
             Self::Mapped(pages) => pages,
             Self::Heap(bytes) => bytes,
+            Self::Arena(pages) => pages.buffer.as_deref_mut().unwrap_or_default(),
         }
     }
 }
@@ -244,6 +268,24 @@ impl PoolBuffer {
         Self(Some(inner))
     }
 
+    /// Of memory that is shared with a daemon; `arena` hears when it is free.
+    pub(crate) fn arena(buffer: ArenaBuffer, arena: Arc<dyn OnFree>) -> Self {
+        let pages = Pages::Arena(ArenaPages { buffer: Some(buffer), arena });
+        Self(Some(Arc::new(Inner::new(Data::Pages(pages), Weak::new()))))
+    }
+
+    /// Where it begins in `arena`, if it is of that one.
+    pub(crate) fn offset_in(&self, arena: &Arc<impl OnFree>) -> Option<u64> {
+        match &self.inner().data {
+            Data::Pages(Pages::Arena(pages))
+                if std::ptr::addr_eq(Arc::as_ptr(&pages.arena), Arc::as_ptr(arena)) =>
+            {
+                pages.buffer.as_ref().map(ArenaBuffer::offset)
+            }
+            _ => None,
+        }
+    }
+
     pub(super) fn into_inner(mut self) -> Arc<Inner> {
         self.0.take().expect("only this and a drop take it")
     }
@@ -264,7 +306,7 @@ impl Deref for PoolBuffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.inner().as_slice()
+        self.inner().as_slice().unwrap_or_default()
     }
 }
 

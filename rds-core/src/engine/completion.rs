@@ -56,7 +56,7 @@ impl Completion {
         }
     }
 
-    pub(super) fn ended(token: Token, outcome: Outcome) -> Self {
+    pub(crate) fn ended(token: Token, outcome: Outcome) -> Self {
         // The engine makes tokens of cookies alone.
         let cookie = Cookie(token.0 as u32);
         match outcome {
@@ -70,18 +70,13 @@ impl Completion {
 impl Socket {
     /// Appends all completions that are there to `out`, oldest first, and returns how many. Does not block.
     pub fn completions(&self, out: &mut Vec<Completion>) -> usize {
-        self.mailbox.take_completions(out, None)
+        self.inlet().completions(out)
     }
 
     /// As [`Socket::completions`], blocking until there is one, the timeout has passed (`None`: never), or the node is shut down; 0 in
     /// the latter two cases.
     pub fn wait_completions(&self, out: &mut Vec<Completion>, timeout: Option<Duration>) -> usize {
-        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
-        let take = |parker: &_| {
-            let n = self.mailbox.take_completions(out, Some(parker));
-            (n > 0).then_some(n)
-        };
-        self.shared().block(deadline, true, take, |parker| self.mailbox.forget(parker)).unwrap_or(0)
+        self.inlet().wait_completions(out, timeout.and_then(|t| Instant::now().checked_add(t)))
     }
 
     /// A descriptor that polls readable while there are completions. Level triggered; never read it.

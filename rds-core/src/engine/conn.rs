@@ -1,7 +1,8 @@
 //! The reading end of a connection; only the holder of the poll right touches it.
 
-use std::io::{self, IoSliceMut, Read as _};
+use std::io::{self, Read as _};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,8 +11,15 @@ use super::link::Link;
 use super::mailbox::Wakes;
 use super::mapper::{Mapper, Read};
 use super::shared::Shared;
+use super::sink::EXACT_READS;
 use crate::buffer::Filling;
 use crate::proto::{ConnId, Time};
+use crate::sys::vectored;
+use crate::wire::HEADER_LEN;
+use crate::zerocopy::Mode;
+
+/// Reads without a large message for a sink until everything that is there is read again.
+const PATIENCE: u8 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -57,6 +65,10 @@ pub(crate) struct Conn {
     target: Option<Filling>,
     /// How large messages are received; made with the first read.
     mapper: Option<Mapper>,
+    /// Bytes that were read, and are not in the node's count yet.
+    received: u64,
+    /// So many reads take no more than the next header: a large message for a sink may follow, to be read straight into its memory.
+    exact: u8,
 }
 
 impl Conn {
@@ -75,6 +87,8 @@ impl Conn {
             pending: Vec::new(),
             target: None,
             mapper: None,
+            received: 0,
+            exact: 0,
         }
     }
 
@@ -94,7 +108,8 @@ impl Conn {
     ) -> Progress {
         if std::mem::take(&mut self.resumed) {
             let pending = std::mem::take(&mut self.pending);
-            self.feed(shared, &pending, wakes, dirty);
+            // Even if there is none: the node may hold a message of its own.
+            self.feed(shared, &pending, true, wakes, dirty);
             if self.paused {
                 return Progress::Paused;
             }
@@ -112,6 +127,7 @@ impl Conn {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Progress::More,
             Err(error) => return Progress::Ended(Some(error)),
         };
+        self.received += read.read as u64;
         if read.end {
             return Progress::Ended(self.mapper.as_mut().and_then(Mapper::take_error));
         }
@@ -120,7 +136,7 @@ impl Conn {
             self.readable = false;
         }
         if read.feed {
-            self.feed(shared, &buffer[..read.input], wakes, dirty);
+            self.feed(shared, &buffer[..read.input], false, wakes, dirty);
         }
         if self.paused {
             Progress::Paused
@@ -135,28 +151,45 @@ impl Conn {
         let mapper = self.mapper.get_or_insert_with(|| {
             Mapper::new(&shared.maps, self.id, self.peer, shared.pins.modes(self.peer).1)
         });
-        let mut stream = &self.link.stream;
+        let stream = &self.link.stream;
         if mapper.is_exact() {
             return mapper.read(shared.now(), stream, self.hangup, &mut self.target, &shared.pool, buffer);
         }
         // All that is there: into the message within which the stream stands first, then into `buffer`.
+        // Where a sink gets large ones, only the next header: what lies behind it may be the next.
+        let large =
+            self.target.as_ref().is_some_and(|target| target.is_shared() && target.capacity() >= EXACT_READS);
+        if large {
+            self.exact = PATIENCE;
+        }
+        let buffer = if self.exact > 0 { &mut buffer[..HEADER_LEN] } else { buffer };
+        if !large {
+            self.exact = self.exact.saturating_sub(1);
+        }
         let Some(target) = &mut self.target else {
-            let n = stream.read(buffer)?;
-            return Ok(Read { input: n, feed: n > 0, empty: n < buffer.len(), end: n == 0 });
+            let n = (&mut &*stream).read(buffer)?;
+            return Ok(Read { input: n, read: n, feed: n > 0, empty: n < buffer.len(), end: n == 0 });
         };
         if !target.has_memory() {
             target.place(shared.pool.memory(target.capacity()));
         }
         let (missing, room) = (target.missing(), target.missing() + buffer.len());
-        let n = stream.read_vectored(&mut [IoSliceMut::new(target.unfilled()), IoSliceMut::new(buffer)])?;
+        let n = vectored::read(stream.as_fd(), &mut target.unfilled(), buffer)?;
         target.advance(n.min(missing));
         // Less than there was room for: nothing is left.
-        Ok(Read { input: n.saturating_sub(missing), feed: n >= missing, empty: n < room, end: n == 0 })
+        Ok(Read {
+            input: n.saturating_sub(missing),
+            read: n,
+            feed: n >= missing,
+            empty: n < room,
+            end: n == 0,
+        })
     }
 
     /// Hands the node what was read, and keeps what it does not take.
-    fn feed(&mut self, shared: &Shared, input: &[u8], wakes: &mut Wakes, dirty: &mut bool) {
+    fn feed(&mut self, shared: &Shared, input: &[u8], resumed: bool, wakes: &mut Wakes, dirty: &mut bool) {
         let mut core = shared.core();
+        core.received += std::mem::take(&mut self.received);
         let now = shared.now();
         let mut more = true;
         let (node, mut inbox) = core.with_inbox();
@@ -167,7 +200,7 @@ impl Conn {
             more = node.return_target(now, self.id, target, &mut inbox).more;
         }
         let (mut used, mut large) = (0, (0, 0));
-        if more && !input.is_empty() {
+        if more && (resumed || !input.is_empty()) {
             let received = node.receive(now, self.id, input, &mut inbox);
             used = received.consumed;
             more = received.more;
@@ -182,8 +215,20 @@ impl Conn {
         // Of messages alone: a congestion map is read as whatever comes.
         let socket = self.target.is_some().then(|| node.target_socket(self.id)).flatten();
         let announced = (socket.is_some() || large.0 > 0) && node.peer_segments(self.id);
+        if inbox.exactly {
+            self.exact = PATIENCE;
+        }
         drop(inbox);
-        let wanted = socket.and_then(|socket| core.mailbox(socket)?.receive_mode());
+        let wanted = match (socket, &mut self.target) {
+            (Some(socket), Some(target)) if core.sinks.get(socket).is_some() => {
+                if !target.has_memory() {
+                    core.place(socket, target);
+                }
+                // Mapped pages cannot be passed on.
+                Some(Mode::Off)
+            }
+            (socket, _) => socket.and_then(|socket| core.mailbox(socket)?.receive_mode()),
+        };
         core.dispatch(now);
         *dirty |= core.is_unsettled();
         std::mem::swap(&mut core.wakes, wakes);

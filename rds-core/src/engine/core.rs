@@ -9,7 +9,8 @@ use super::completion::Completion;
 use super::link::{Batch, Link};
 use super::mailbox::{Back, Mailbox, Wakes};
 use super::parker::Parker;
-use crate::buffer::{Memory, Pool};
+use super::sink::Sinks;
+use crate::buffer::{Filling, Pool};
 use crate::proto::{Action, Body, ConnId, Inbox, Node, SocketId, Time};
 
 /// What a shutdown waits for.
@@ -26,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) node: Node,
     /// By [`SocketId::index`].
     pub(crate) mailboxes: Vec<Option<Arc<Mailbox>>>,
+    /// Sockets that have a sink instead.
+    pub(crate) sinks: Sinks,
     /// By [`ConnId::index`].
     links: Vec<Option<(ConnId, Arc<Link>)>>,
     /// Actions that only the poll loop performs.
@@ -36,6 +39,9 @@ pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     /// Messages that the end of the node has cancelled.
     pub(crate) cancelled: u64,
+    /// Bytes that send calls have taken, and that read calls have brought.
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
     /// Payload bytes that the node copied in.
     pub(crate) copied_in: u64,
     /// Receive queues are short of room: programs report at once what they take.
@@ -54,11 +60,14 @@ impl Core {
         Self {
             node,
             mailboxes: Vec::new(),
+            sinks: Sinks::default(),
             links: Vec::new(),
             io: VecDeque::new(),
             retry: Vec::new(),
             pool: Pool::with_limit(pool_limit),
             cancelled: 0,
+            sent: 0,
+            received: 0,
             copied_in: 0,
             pressed: Arc::default(),
             wakes: Wakes::default(),
@@ -70,9 +79,35 @@ impl Core {
 
     /// The node, and an inbox for the calls that may deliver.
     pub(crate) fn with_inbox(&mut self) -> (&mut Node, Delivery<'_>) {
-        let delivery =
-            Delivery { mailboxes: &self.mailboxes, pool: &self.pool, wakes: &mut self.wakes, open: None };
+        let delivery = Delivery {
+            mailboxes: &self.mailboxes,
+            sinks: &mut self.sinks,
+            pool: &self.pool,
+            wakes: &mut self.wakes,
+            open: None,
+            flushes: true,
+            exactly: false,
+        };
         (&mut self.node, delivery)
+    }
+
+    /// The same, where more follows before anything is acknowledged: [`Core::flush_sinks`] must end it.
+    pub(crate) fn with_batch_inbox(&mut self) -> (&mut Node, Delivery<'_>) {
+        let (node, mut delivery) = self.with_inbox();
+        delivery.flushes = false;
+        (node, delivery)
+    }
+
+    /// Has sinks publish what they were handed.
+    pub(crate) fn flush_sinks(&mut self) {
+        self.sinks.flush(&mut self.wakes);
+    }
+
+    /// Gives memory to a message to `socket`, of which nothing has come.
+    pub(crate) fn place(&self, socket: SocketId, message: &mut Filling) {
+        if !self.sinks.place(socket, message) {
+            message.place(self.pool.memory(message.capacity()));
+        }
     }
 
     pub(crate) fn mailbox(&self, socket: SocketId) -> Option<&Arc<Mailbox>> {
@@ -144,6 +179,7 @@ impl Core {
     /// is asked for; whoever takes something after that sees the flag, because the front's lock orders the two.
     fn set_pressure(&mut self, on: bool) {
         self.pressed.store(on, SeqCst);
+        self.sinks.set_pressure(on);
         if !on {
             return;
         }
@@ -159,15 +195,20 @@ impl Core {
     pub(crate) fn dispatch(&mut self, now: Time) {
         while let Some(action) = self.node.poll_action(now) {
             match action {
-                Action::Writable { socket } => self.for_socket(socket, |mailbox, back, wakes| {
-                    mailbox.set_writable(back, true);
-                    mailbox.wake_senders(back, wakes);
-                }),
+                Action::Writable { socket } => {
+                    let queued = self.for_socket(socket, |mailbox, back, wakes| {
+                        mailbox.set_writable(back, true);
+                        mailbox.wake_senders(back, wakes);
+                    });
+                    if !queued {
+                        self.sinks.tell(socket, |sink| sink.writable());
+                    }
+                }
                 Action::Drained { socket } => {
-                    self.for_socket(socket, |mailbox, back, wakes| mailbox.wake_senders(back, wakes))
+                    self.for_socket(socket, |mailbox, back, wakes| mailbox.wake_senders(back, wakes));
                 }
                 Action::Uncongested { socket, destination } => {
-                    self.for_socket(socket, |mailbox, back, wakes| {
+                    let queued = self.for_socket(socket, |mailbox, back, wakes| {
                         mailbox.wake_senders(back, wakes);
                         let bit = 1 << (destination.port() % 64);
                         if back.armed & bit != 0 {
@@ -175,14 +216,21 @@ impl Core {
                             back.cleared |= bit;
                             mailbox.notice(back, wakes);
                         }
-                    })
+                    });
+                    if !queued {
+                        self.sinks.tell(socket, |sink| sink.uncongested(destination));
+                    }
                 }
                 Action::Completed { socket, token, outcome } => {
-                    self.for_socket(socket, |mailbox, back, wakes| {
+                    let queued = self.for_socket(socket, |mailbox, back, wakes| {
                         wakes.parkers.extend(mailbox.completed(back, Completion::ended(token, outcome)));
-                    })
+                    });
+                    if !queued {
+                        self.sinks.tell(socket, |sink| sink.ended(token, outcome));
+                    }
                 }
                 Action::Congestion { socket, congested } => {
+                    self.sinks.set_congested(socket, congested);
                     let taken = self.mailbox(socket).map(|m| m.set_congested(congested)).unwrap_or_default();
                     if taken.messages > 0 {
                         self.node.consumed(socket, taken.bytes, taken.messages);
@@ -192,6 +240,7 @@ impl Core {
                 other => self.io.push_back(other),
             }
         }
+        self.flush_sinks();
         self.node.take_released(&mut self.wakes.released);
         self.notify_ends();
     }
@@ -230,10 +279,15 @@ impl Core {
         }
     }
 
-    fn for_socket(&mut self, socket: SocketId, act: impl FnOnce(&Arc<Mailbox>, &mut Back, &mut Wakes)) {
-        if let Some(mailbox) = find(&self.mailboxes, socket) {
-            act(mailbox, &mut mailbox.back(), &mut self.wakes);
-        }
+    /// Does something with a socket's mailbox; false if it has none.
+    fn for_socket(
+        &mut self,
+        socket: SocketId,
+        act: impl FnOnce(&Arc<Mailbox>, &mut Back, &mut Wakes),
+    ) -> bool {
+        let Some(mailbox) = find(&self.mailboxes, socket) else { return false };
+        act(mailbox, &mut mailbox.back(), &mut self.wakes);
+        true
     }
 }
 
@@ -241,7 +295,7 @@ fn find(mailboxes: &[Option<Arc<Mailbox>>], socket: SocketId) -> Option<&Arc<Mai
     mailboxes.get(socket.index())?.as_ref().filter(|m| m.id == socket)
 }
 
-fn put<T>(table: &mut Vec<Option<T>>, index: usize, value: T) {
+pub(super) fn put<T>(table: &mut Vec<Option<T>>, index: usize, value: T) {
     if table.len() <= index {
         table.resize_with(index + 1, || None);
     }
@@ -251,9 +305,14 @@ fn put<T>(table: &mut Vec<Option<T>>, index: usize, value: T) {
 /// The inbox: appends to mailboxes and keeps the lock of one while consecutive messages go to it.
 pub(crate) struct Delivery<'a> {
     mailboxes: &'a [Option<Arc<Mailbox>>],
+    sinks: &'a mut Sinks,
     pool: &'a Pool,
     wakes: &'a mut Wakes,
     open: Option<(&'a Arc<Mailbox>, MutexGuard<'a, Back>)>,
+    /// Sinks publish at its end what they got.
+    flushes: bool,
+    /// A sink had to copy a message that had better been read straight into its memory.
+    pub(crate) exactly: bool,
 }
 
 impl Delivery<'_> {
@@ -265,8 +324,10 @@ impl Delivery<'_> {
 }
 
 impl Inbox for Delivery<'_> {
-    fn memory(&mut self, len: usize) -> Memory {
-        self.pool.memory(len)
+    fn place(&mut self, socket: Option<SocketId>, message: &mut Filling) {
+        if !socket.is_some_and(|socket| self.sinks.place(socket, message)) {
+            message.place(self.pool.memory(message.capacity()));
+        }
     }
 
     fn deliver(&mut self, socket: SocketId, from: SocketAddr, body: Body<'_>) {
@@ -276,11 +337,14 @@ impl Inbox for Delivery<'_> {
         }
         if let Some((_, back)) = &mut self.open {
             back.queue.push(from, body, self.pool);
+        } else {
+            self.exactly |= self.sinks.deliver(socket, from, body);
         }
     }
 
     fn take_consumed(&mut self, socket: SocketId) -> (u64, u64) {
-        let taken = find(self.mailboxes, socket).map(|m| m.take_published()).unwrap_or_default();
+        let Some(mailbox) = find(self.mailboxes, socket) else { return self.sinks.take_consumed(socket) };
+        let taken = mailbox.take_published();
         (taken.bytes, taken.messages)
     }
 }
@@ -288,5 +352,8 @@ impl Inbox for Delivery<'_> {
 impl Drop for Delivery<'_> {
     fn drop(&mut self) {
         self.finish();
+        if self.flushes {
+            self.sinks.flush(self.wakes);
+        }
     }
 }

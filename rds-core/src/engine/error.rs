@@ -30,6 +30,9 @@ pub enum SendError {
         /// Bytes that may be pinned for the node.
         limit: u64,
     },
+    /// The daemon was started anew and did not give the port again.
+    #[error("the daemon was started anew and the port is lost ({0}): bind another socket")]
+    PortLost(proto::BindError),
 }
 
 /// What a send waited for.
@@ -91,6 +94,9 @@ pub enum RecvError {
     /// The node was shut down.
     #[error("the node is shut down")]
     Shutdown,
+    /// The daemon was started anew and did not give the port again.
+    #[error("the daemon was started anew and the port is lost ({0}): bind another socket")]
+    PortLost(proto::BindError),
 }
 
 /// As the kernel's `sendmsg` would fail, with its error number.
@@ -103,6 +109,7 @@ impl From<SendError> for io::Error {
             SendError::Refused(E::FamilyMismatch) => libc::EOPNOTSUPP,
             SendError::Refused(E::TooLarge { .. }) => libc::EMSGSIZE,
             SendError::Refused(E::ShuttingDown) => libc::ENETUNREACH,
+            SendError::Refused(E::NotAllowed) => libc::EACCES,
             SendError::Refused(E::TooManyPeers) => libc::ENOMEM,
             SendError::Refused(E::Congested) => libc::ENOBUFS,
             SendError::Refused(E::Full) => libc::EAGAIN,
@@ -110,6 +117,7 @@ impl From<SendError> for io::Error {
             SendError::TimedOut(_) => libc::ETIMEDOUT,
             SendError::CompletionsUntaken => libc::ENOMEM,
             SendError::PinLimit { .. } => libc::ENOBUFS,
+            SendError::PortLost(_) => libc::EADDRNOTAVAIL,
         };
         Self::from_raw_os_error(code)
     }
@@ -133,6 +141,7 @@ impl From<RecvError> for io::Error {
             RecvError::Empty => libc::EAGAIN,
             RecvError::TimedOut => libc::ETIMEDOUT,
             RecvError::Shutdown => libc::ENETDOWN,
+            RecvError::PortLost(_) => libc::EADDRNOTAVAIL,
         })
     }
 }

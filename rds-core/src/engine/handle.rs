@@ -1,5 +1,6 @@
 //! The engine as a program holds it: opening, binding, looking, shutting down.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -13,6 +14,7 @@ use super::pins::{PathModes, Pins};
 use super::reactor::Reactor;
 use super::right::PollRight;
 use super::shared::{Shared, Stats};
+use super::wait::Waits;
 use super::{OpenError, Options, ShutdownReport, Socket, tcp};
 use crate::buffer::PoolBuffer;
 use crate::info::{Counter, Snapshot};
@@ -57,6 +59,19 @@ impl Engine {
     /// # Errors
     /// [`OpenError`]; `Bind` when a port cannot be had.
     pub fn open_bound(options: Options, ports: &[u16]) -> Result<(Self, Vec<Socket>), OpenError> {
+        let engine = Self::open_paused(options)?;
+        // Nobody polls yet, so nothing is accepted before the sockets are there.
+        let sockets = ports.iter().map(|port| engine.bind(*port)).collect::<Result<_, _>>()?;
+        engine.resume().map_err(|source| OpenError::io(engine.listen_addr(), source))?;
+        Ok((engine, sockets))
+    }
+
+    /// Opens a node that has its address and listens, but accepts, dials, reads and writes nothing before [`Engine::resume`]: peers wait in the
+    /// kernel's queue of connections. Ports can be bound meanwhile, and messages queued; calls that block would begin to poll.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_paused(options: Options) -> Result<Self, OpenError> {
         let origin = Instant::now();
         let node = Node::new(options.config.clone())?;
         let address = SocketAddr::new(options.config.address, options.listen_port);
@@ -68,32 +83,27 @@ impl Engine {
         let (reactor, waker) = Reactor::new(listener, Arc::clone(&pins)).map_err(io)?;
         let pool_limit = options.zero_copy.pool_limit;
         let right = Arc::new(PollRight::new(waker));
-        let shared = Arc::new(Shared::new(
-            options,
-            listen_addr,
-            Core::new(node, pool_limit),
-            reactor,
-            right,
-            origin,
-            pins,
-        ));
-        let engine = Self(Arc::new(Inner { shared: Arc::clone(&shared), background: Mutex::new(None) }));
-        // Nobody polls yet, so nothing is accepted before the sockets are there.
-        let sockets = ports.iter().map(|port| engine.bind(*port)).collect::<Result<_, _>>()?;
-        let polling = Arc::clone(&shared);
-        let background = std::thread::Builder::new()
-            .name(format!("rds {}", listen_addr.ip()))
-            .spawn(move || run_background(&polling))
-            .map_err(io)?;
-        *engine.0.background.lock().unwrap_or_else(PoisonError::into_inner) = Some(background);
-        Ok((engine, sockets))
+        let core = Core::new(node, pool_limit);
+        let shared = Shared::new(options, listen_addr, core, reactor, right, origin, pins);
+        Ok(Self(Arc::new(Inner { shared, background: Mutex::new(None) })))
+    }
+
+    /// Starts the background thread of a node that was opened paused; of another, does nothing.
+    ///
+    /// # Errors
+    /// No thread can be made.
+    pub fn resume(&self) -> io::Result<()> {
+        let mut background = self.0.background.lock().unwrap_or_else(PoisonError::into_inner);
+        if background.is_some() || self.0.shared.is_stopped() {
+            return Ok(());
+        }
+        let polling = Arc::clone(&self.0.shared);
+        let name = format!("rds {}", self.listen_addr().ip());
+        *background = Some(std::thread::Builder::new().name(name).spawn(move || run_background(&polling))?);
+        Ok(())
     }
 
     pub(super) fn shared(&self) -> &Shared {
-        &self.0.shared
-    }
-
-    pub(super) fn shared_arc(&self) -> &Arc<Shared> {
         &self.0.shared
     }
 
@@ -150,13 +160,16 @@ impl Engine {
         }
         let mut snapshot = core.node.snapshot(queues);
         self.add_zero_copy(&core, &mut snapshot);
-        let copied_in = core.copied_in;
+        let (copied_in, sent, received) = (core.copied_in, core.sent, core.received);
+        tally.add(core.sinks.tally);
         shared.settle(core);
         let counters = &mut snapshot.counters;
         counters.add(Counter::RecvDelivered, tally.delivered);
         counters.add(Counter::CopyToUser, tally.copied);
         counters.add(Counter::RecvBytesFreedFromSock, tally.freed);
         counters.add(Counter::TcpDataReadyCalls, shared.stats.reads.load(Relaxed));
+        counters.add(Counter::TcpBytesSent, sent);
+        counters.add(Counter::TcpBytesReceived, received);
         counters.add(Counter::CopyFromUser, copied_in);
         // The node counts every refusal; those of blocking sends are waits, as in `rds_cong_wait`.
         let waits = shared.stats.congestion_waits.load(Relaxed);
@@ -172,8 +185,11 @@ impl Engine {
         snapshot.zero_copy.recv = maps.info();
         for socket in &mut snapshot.sockets {
             let of = |mailbox: &&Arc<Mailbox>| mailbox.local == socket.bound;
-            let mailbox = core.mailboxes.iter().flatten().find(of);
-            socket.pinned_bytes = mailbox.map_or(0, |m| pins.bytes(m.share.used()));
+            let mailbox = core.mailboxes.iter().flatten().find(of).map(|mailbox| &mailbox.share);
+            let share = mailbox.or_else(|| {
+                core.sinks.iter().find(|bound| bound.local == socket.bound).map(|bound| &bound.share)
+            });
+            socket.pinned_bytes = share.map_or(0, |share| pins.bytes(share.used()));
         }
         for connection in snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections) {
             if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {
@@ -291,7 +307,10 @@ fn run_background(shared: &Shared) {
 fn halt(shared: &Shared) {
     shared.stopped.store(true, SeqCst);
     shared.right.stop();
-    let mailboxes: Vec<_> = shared.core().mailboxes.iter().flatten().cloned().collect();
+    let core = shared.core();
+    let mailboxes: Vec<_> = core.mailboxes.iter().flatten().cloned().collect();
+    core.sinks.iter().for_each(|bound| bound.sink.closed());
+    drop(core);
     let mut wakes = Wakes::default();
     for mailbox in mailboxes {
         mailbox.close(&mut wakes);

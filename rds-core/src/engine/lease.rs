@@ -6,16 +6,16 @@ use std::sync::{Arc, Weak};
 
 use bytes::BytesMut;
 
+use super::inlet::Frees;
 use super::mailbox::Mailbox;
-use super::shared::Shared;
-use crate::buffer::Filling;
+use crate::buffer::Assembled;
 
 /// Where a received message's bytes are.
 pub(crate) enum Bytes {
     /// Cut from memory that several small messages share.
     Small(BytesMut),
     /// In memory of its own.
-    Large(Filling),
+    Large(Assembled),
 }
 
 impl Deref for Bytes {
@@ -42,7 +42,7 @@ pub struct Lease {
 /// Whom to tell when the memory is free.
 struct Account {
     mailbox: Arc<Mailbox>,
-    shared: Weak<Shared>,
+    frees: Weak<dyn Frees>,
 }
 
 impl Lease {
@@ -52,8 +52,8 @@ impl Lease {
     }
 
     /// Of a message that counts as received until it is dropped.
-    pub(super) fn counted(bytes: Bytes, mailbox: &Arc<Mailbox>, shared: &Arc<Shared>) -> Self {
-        let account = Account { mailbox: Arc::clone(mailbox), shared: Arc::downgrade(shared) };
+    pub(super) fn counted(bytes: Bytes, mailbox: &Arc<Mailbox>, frees: Weak<dyn Frees>) -> Self {
+        let account = Account { mailbox: Arc::clone(mailbox), frees };
         Self { bytes, account: Some(account) }
     }
 
@@ -107,13 +107,13 @@ impl PartialEq<[u8]> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Some(Account { mailbox, shared }) = self.account.take() else { return };
+        let Some(Account { mailbox, frees }) = self.account.take() else { return };
         let len = self.bytes.len();
         // The memory first: what waits for room may want it.
         self.bytes = Bytes::Small(BytesMut::new());
         let report = mailbox.freed(&mut mailbox.front(), len);
-        if let (Some(taken), Some(shared)) = (report, shared.upgrade()) {
-            shared.report(&mailbox, taken);
+        if let Some(frees) = frees.upgrade() {
+            frees.freed(&mailbox, report);
         }
     }
 }

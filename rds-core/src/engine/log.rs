@@ -71,6 +71,17 @@ impl Log {
         }
     }
 
+    /// A kernel remembers more lanes than are offered.
+    pub(crate) fn remembers(&mut self, peer: IpAddr, lane: u8, lanes: u8) {
+        if self.allow() {
+            tracing::warn!(
+                %peer, lane, lanes,
+                "the peer uses a lane that this node does not offer: it remembers more lanes from before. What it queues there is \
+                 stranded when such a connection breaks; offer 8 lanes"
+            );
+        }
+    }
+
     pub(crate) fn down(&mut self, peer: IpAddr) {
         if self.allow() {
             tracing::info!(%peer, "peer down");

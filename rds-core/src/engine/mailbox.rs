@@ -17,6 +17,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use super::completion::{self, Completion, Cookie};
 use super::parker::Parker;
 use super::queue::Queue;
+use super::sink::Wake;
 use crate::buffer::{Chunk, OnRelease};
 use crate::proto::SocketId;
 use crate::zerocopy::Mode;
@@ -514,14 +515,20 @@ pub(crate) struct Wakes {
     pub(crate) released: Vec<Chunk>,
     mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) parkers: Vec<Arc<Parker>>,
+    /// Of sinks that have published something.
+    pub(crate) doorbells: Vec<Arc<dyn Wake>>,
 }
 
 impl Wakes {
-    const NONE: Self = Self { released: Vec::new(), mailboxes: Vec::new(), parkers: Vec::new() };
+    const NONE: Self =
+        Self { released: Vec::new(), mailboxes: Vec::new(), parkers: Vec::new(), doorbells: Vec::new() };
 
     /// Takes the list, if anybody is on it, and leaves memory for the next one. To be ended with [`Wakes::finish`].
     pub(crate) fn take(&mut self) -> Option<Self> {
-        let none = self.mailboxes.is_empty() && self.parkers.is_empty() && self.released.is_empty();
+        let none = self.mailboxes.is_empty()
+            && self.parkers.is_empty()
+            && self.released.is_empty()
+            && self.doorbells.is_empty();
         (!none).then(|| std::mem::replace(self, SPARE.try_with(Cell::take).unwrap_or_default()))
     }
 
@@ -530,6 +537,7 @@ impl Wakes {
         self.fire();
         self.released.shrink_to(KEEP);
         self.parkers.shrink_to(KEEP);
+        self.doorbells.shrink_to(KEEP);
         let _ = SPARE.try_with(|spare| spare.set(self));
     }
 
@@ -545,6 +553,9 @@ impl Wakes {
         }
         for parker in self.parkers.drain(..) {
             parker.unpark();
+        }
+        for doorbell in self.doorbells.drain(..) {
+            doorbell.wake();
         }
         // A payload's drop may come back here, and its panic must not end whoever happens to poll.
         while let Some(payload) = self.released.pop() {

@@ -10,7 +10,7 @@
 //! With none but small messages for a while it goes back to reading all that is there. A payload that cannot be mapped to its end is
 //! copied, what was mapped of it too: the message is whole, and the next one is tried again.
 
-use std::io::{self, IoSliceMut, Read as _};
+use std::io::{self, Read as _};
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use crate::buffer::{Filling, Memory, Pool};
 use crate::proto::{ConnId, Time};
 use crate::sys::cpu::thread_cpu_time;
 use crate::sys::region::{MapTarget, NoRoom, PathRegion};
+use crate::sys::vectored;
 use crate::wire::HEADER_LEN;
 use crate::zerocopy::map_controller::AUTO_MINIMUM;
 use crate::zerocopy::{CopyReason, Mode};
@@ -33,6 +34,8 @@ const PATIENCE: u32 = 256;
 pub(super) struct Read {
     /// Bytes in the buffer, to be fed after the message within which the stream stands.
     pub(super) input: usize,
+    /// Bytes that were read, that is copied by the kernel.
+    pub(super) read: usize,
     /// That message is whole, or there is input.
     pub(super) feed: bool,
     /// Nothing was left in the socket, so an event will tell of more.
@@ -327,7 +330,13 @@ impl Mapper {
             input += piece.len();
         }
         let more = gather(stream, mapped.skip_hint, &mut buffer[input..]);
-        Ok(Read { input: input + more, feed: true, empty: mapped.inq as usize == more, end: false })
+        Ok(Read {
+            input: input + more,
+            read: after.len() + more,
+            feed: true,
+            empty: mapped.inq as usize == more,
+            end: false,
+        })
     }
 
     /// A payload cannot be mapped to its end: it is copied.
@@ -389,7 +398,13 @@ impl Mapper {
         if input == 0 && mapped.inq == 0 {
             return nothing(stream, hangup);
         }
-        Ok(Read { input, feed: input > 0, empty: mapped.inq as usize == more, end: false })
+        Ok(Read {
+            input,
+            read: mapped.header_bytes + more,
+            feed: input > 0,
+            empty: mapped.inq as usize == more,
+            end: false,
+        })
     }
 
     // ---- idleness ------------------------------------------------------------------------------------------------
@@ -427,11 +442,11 @@ fn copy(stream: &TcpStream, filling: &mut Filling, pool: &Pool, buffer: &mut [u8
     }
     let missing = filling.missing();
     let header = &mut buffer[..HEADER_LEN];
-    let mut stream = stream;
-    let n = stream.read_vectored(&mut [IoSliceMut::new(filling.unfilled()), IoSliceMut::new(header)])?;
+    let n = vectored::read(stream.as_fd(), &mut filling.unfilled(), header)?;
     filling.advance(n.min(missing));
     Ok(Read {
         input: n.saturating_sub(missing),
+        read: n,
         feed: n >= missing,
         empty: n < missing + HEADER_LEN,
         end: n == 0,
@@ -441,7 +456,7 @@ fn copy(stream: &TcpStream, filling: &mut Filling, pool: &Pool, buffer: &mut [u8
 /// Reads all that is there.
 fn bulk(mut stream: &TcpStream, buffer: &mut [u8]) -> io::Result<Read> {
     let n = stream.read(buffer)?;
-    Ok(Read { input: n, feed: n > 0, empty: n < buffer.len(), end: n == 0 })
+    Ok(Read { input: n, read: n, feed: n > 0, empty: n < buffer.len(), end: n == 0 })
 }
 
 /// Reads bytes that are there and cannot be mapped.

@@ -9,8 +9,10 @@
 //! | --- | --- |
 //! | `handle` | opening, binding, snapshots, shutdown |
 //! | `socket`, `send`, `recv` | what programs call |
-//! | `shared` | the transmit path, and blocking |
+//! | `shared` | the transmit path |
+//! | `wait`, `inlet`, `settings` | blocking, receiving, and what a socket keeps: for attached sockets ([`crate::attach`]) too |
 //! | `core` | the node and its tables, under the core's lock |
+//! | `sink`, `port` | sockets whose owner takes at once what concerns them, and sending for many of them |
 //! | `completion`, `lease` | what became of sent payloads; received ones |
 //! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
 //! | `right`, `parker` | who polls, who sleeps, and how they are woken |
@@ -25,30 +27,35 @@
 //! move data are made with none of them but the reactor's.
 
 mod closer;
-mod completion;
+pub(crate) mod completion;
 mod conn;
 mod core;
 mod error;
 mod event;
 mod handle;
-mod lease;
+pub(crate) mod inlet;
+pub(crate) mod lease;
 mod lifecycle;
 mod link;
 mod log;
-mod mailbox;
+pub(crate) mod mailbox;
 mod mapper;
 mod maps;
 mod options;
-mod parker;
+pub(crate) mod parker;
 mod pins;
-mod queue;
+mod port;
+pub(crate) mod queue;
 mod reactor;
 mod recv;
-mod right;
+pub(crate) mod right;
 mod send;
+pub(crate) mod settings;
 mod shared;
+mod sink;
 mod socket;
 mod tcp;
+pub(crate) mod wait;
 mod wire;
 
 pub use completion::{Completion, Cookie};
@@ -57,4 +64,6 @@ pub use event::{Event, Message, Readiness, Received, ShutdownReport};
 pub use handle::Engine;
 pub use lease::Lease;
 pub use options::{OpenError, Options, RDS_TCP_PORT, ZeroCopy};
+pub use port::{Batch, Port};
+pub use sink::{Delivered, EXACT_READS, Sink, Wake};
 pub use socket::Socket;

@@ -124,6 +124,22 @@ pub enum OpenError {
     /// A socket cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// A daemon was to be attached to, and cannot be.
+    #[error("cannot attach to the daemon at {}: {source}", path.display())]
+    Attach {
+        /// The daemon's socket.
+        path: std::path::PathBuf,
+        /// Why.
+        source: crate::attach::AttachError,
+    },
+    /// A setting would break a promise at a daemon, where the daemon's own settings count.
+    #[error("an attached node cannot have {setting}: {instead}")]
+    NotAttached {
+        /// The setting.
+        setting: &'static str,
+        /// What to do instead.
+        instead: &'static str,
+    },
     /// Anything else.
     #[error("cannot open the node at {address}: {source}")]
     Io {

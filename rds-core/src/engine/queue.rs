@@ -6,12 +6,13 @@ use std::net::SocketAddr;
 use bytes::BytesMut;
 
 use super::lease::Bytes;
-use crate::buffer::{Filling, Pool};
+use crate::buffer::{Assembled, Memory, Pool, Span};
 use crate::proto::Body;
+use crate::sys::shm::count_copy;
 
 /// Payloads up to this size are copied into the ring; larger ones keep a buffer of their own, which an owned receive
 /// hands out without another copy.
-const SMALL: usize = 16 << 10;
+pub(crate) const SMALL: usize = 16 << 10;
 
 /// Leases of messages up to this size share memory.
 pub(crate) const CUT: usize = 1024;
@@ -33,7 +34,7 @@ pub(crate) struct Queue {
     metas: VecDeque<Meta>,
     /// Small payloads, one after the other.
     ring: VecDeque<u8>,
-    large: VecDeque<Filling>,
+    large: VecDeque<Assembled>,
     /// Most bytes in the ring since memory was given back, or was found to be needed.
     peak: usize,
     /// Times that the queue was emptied since.
@@ -51,7 +52,7 @@ impl Queue {
 
     pub(crate) fn push(&mut self, from: SocketAddr, body: Body<'_>, pool: &Pool) {
         // A payload is at most a message, which is far below 4 GiB.
-        let len = u32::try_from(body.as_slice().len()).unwrap_or(u32::MAX);
+        let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
         let large = match body {
             Body::Borrowed(bytes) if bytes.len() <= SMALL => {
                 self.ring.extend(bytes);
@@ -59,18 +60,39 @@ impl Queue {
                 false
             }
             Body::Borrowed(bytes) => {
-                let mut whole = Filling::new(bytes.len());
-                whole.place(pool.memory(bytes.len()));
-                whole.extend(bytes);
-                self.large.push_back(whole);
+                let mut memory = pool.take(bytes.len());
+                memory.copy_from_slice(bytes);
+                self.large.push_back(Assembled::of(Memory::Pool(memory)));
                 true
             }
-            Body::Owned(bytes) => {
-                self.large.push_back(bytes);
+            Body::Shared(span) => {
+                self.large.push_back(copy_of(span, pool));
+                true
+            }
+            Body::Owned(message) => {
+                self.large.push_back(message.finish().unwrap_or_else(|placed| copy_of(placed.span(), pool)));
                 true
             }
         };
         self.metas.push_back(Meta { from, len, large });
+    }
+
+    /// Appends a message of up to [`SMALL`] bytes; `fill` is given its memory, in two pieces.
+    pub(crate) fn push_small(&mut self, from: SocketAddr, len: u32, fill: impl FnOnce(&mut [u8], &mut [u8])) {
+        let before = self.ring.len();
+        self.ring.resize(before + len as usize, 0);
+        self.peak = self.peak.max(self.ring.len());
+        let (a, b) = self.ring.as_mut_slices();
+        let (start, cut) = (before.min(a.len()), before.saturating_sub(a.len()));
+        fill(&mut a[start..], &mut b[cut..]);
+        self.metas.push_back(Meta { from, len, large: false });
+    }
+
+    /// Appends a message that has memory of its own.
+    pub(crate) fn push_large(&mut self, from: SocketAddr, message: Assembled) {
+        let len = u32::try_from(message.len()).unwrap_or(u32::MAX);
+        self.large.push_back(message);
+        self.metas.push_back(Meta { from, len, large: true });
     }
 
     /// Length of the oldest message.
@@ -91,6 +113,7 @@ impl Queue {
             buffer[..first].copy_from_slice(&a[..first]);
             buffer[first..n].copy_from_slice(&b[..n - first]);
         }
+        count_copy(n);
         Some((n, len, meta.from))
     }
 
@@ -99,7 +122,7 @@ impl Queue {
     pub(crate) fn pop_into(
         &mut self,
         buffer: &mut [u8],
-    ) -> Option<(usize, usize, SocketAddr, Option<Filling>)> {
+    ) -> Option<(usize, usize, SocketAddr, Option<Assembled>)> {
         let (n, len, from) = self.peek(buffer)?;
         let large = self.metas.pop_front()?.large;
         let rest = if large {
@@ -121,10 +144,14 @@ impl Queue {
             let len = meta.len as usize;
             // A message that is kept keeps its piece of the store: a small one must not keep much more than itself.
             if len > CUT {
-                let mut own = Filling::new(len);
-                own.place(pool.memory(len));
-                self.copy_front(len, |piece| own.extend(piece));
-                Bytes::Large(own)
+                let mut own = pool.memory(len);
+                let mut rest = own.as_mut_slice();
+                self.copy_front(len, |piece| {
+                    let (to, after) = std::mem::take(&mut rest).split_at_mut(piece.len());
+                    to.copy_from_slice(piece);
+                    rest = after;
+                });
+                Bytes::Large(Assembled::of(own))
             } else {
                 if store.capacity() < len {
                     *store = BytesMut::with_capacity(8 << 10);
@@ -164,12 +191,19 @@ impl Queue {
     }
 }
 
+/// A message of a neighbour, in memory of the node's own: out of memory that another process may change meanwhile.
+fn copy_of(span: &Span, pool: &Pool) -> Assembled {
+    let mut memory = pool.take(span.len());
+    span.copy_to(&mut memory);
+    Assembled::of(Memory::Pool(memory))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::buffer::Memory;
+    use crate::buffer::Filling;
 
     fn from(port: u16) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], port))

@@ -278,8 +278,8 @@ impl Reactor {
 
     fn perform(&mut self, shared: &Shared, action: Action) {
         match action {
-            Action::Connect { conn, peer, lane, lanes } => {
-                match tcp::connect(&shared.options, &self.pins, peer, lane, lanes) {
+            Action::Connect { conn, peer, lane, port_step } => {
+                match tcp::connect(&shared.options, &self.pins, peer, lane, port_step) {
                     Ok(stream) => match self.add(conn, peer, stream, Stage::Connecting) {
                         Ok(_) => self.timed.push((Instant::now() + CONNECT_LIMIT, conn)),
                         Err(error) => self.connect_failed(shared, conn, &error),
@@ -324,6 +324,7 @@ impl Reactor {
             Action::PeerUp { peer, guarantee, generation, lanes, restarted } => {
                 self.log.up(peer, guarantee, generation, lanes, restarted);
             }
+            Action::PeerRemembersLanes { peer, lane, lanes } => self.log.remembers(peer, lane, lanes),
             Action::PeerDown { peer } => self.log.down(peer),
             // Sockets' actions are performed where they arise.
             _ => {}
@@ -398,8 +399,14 @@ impl Reactor {
                 }
             }
         }
-        for id in overdue {
-            self.end(shared, id, Some(io::ErrorKind::TimedOut.into()));
+        if !overdue.is_empty() {
+            let mut core = shared.core();
+            let now = shared.now();
+            for id in overdue {
+                core.node.give_up(now, id);
+            }
+            core.dispatch(now);
+            self.dirty = true;
         }
         // The flag first: whoever pins something after that sets it again and wakes us.
         self.pins.ticking.store(false, SeqCst);

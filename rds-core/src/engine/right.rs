@@ -9,24 +9,33 @@
 //!    `work` set.
 //! 2. **The right does not lie about.** Whenever it is free, one of these is on its way to it: a candidate that was
 //!    taken from the list and notified (it tries again, or calls [`PollRight::leave`], which passes the notification on);
-//!    or the background thread, which then either was told (`urgent`) or looks again within the grace period (`Timed`).
+//!    or the background thread, which then either was told (`urgent`) or looks again within two grace periods (`Timed`).
 //!    It is `Dormant` only while a caller holds the right; release ends that.
 //! 3. **A sleeping holder can be woken.** A holder's parker is `Polling` only after `ASLEEP` was stored, so who notifies
 //!    it then finds `ASLEEP` (or finds it woken already). The background thread is asked to yield by a flag stored before
 //!    `phase` is read, and read by it after `ASLEEP` was stored.
 //!
 //! A caller that leaves does not wake the background thread: a thread that exchanges messages comes back in microseconds,
-//! and a wake-up each time would cost more than the exchange.
+//! and a wake-up each time would cost more than the exchange. Where a round trip takes longer than the grace period, the period grows: a
+//! caller that waits through a whole one must wake the background thread when it leaves.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8,
+    Ordering::{Relaxed, SeqCst},
+};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::parker::Parker;
 
-/// How long the right stays free for the caller that left it before the background thread takes it.
+/// How long the right stays free for the caller that left it before the background thread takes it: at first, and at most while callers
+/// keep coming back.
 const GRACE: Duration = Duration::from_millis(1);
+const MOST_GRACE: Duration = Duration::from_millis(8);
+
+/// Writes that callers may make for the poll loop between two turns of it.
+const WRITES: u8 = 2;
 
 const FREE: u8 = 0;
 const AWAKE: u8 = 1;
@@ -62,6 +71,8 @@ struct State {
 pub(crate) struct PollRight {
     phase: AtomicU8,
     work: AtomicBool,
+    /// Writes that callers may still make in place of the poll loop.
+    writes: AtomicU8,
     /// A caller wants the right that the background thread holds.
     yield_wanted: AtomicBool,
     waker: mio::Waker,
@@ -74,6 +85,7 @@ impl PollRight {
         Self {
             phase: AtomicU8::new(FREE),
             work: AtomicBool::new(false),
+            writes: AtomicU8::new(0),
             yield_wanted: AtomicBool::new(false),
             waker,
             state: Mutex::new(State {
@@ -127,6 +139,7 @@ impl PollRight {
 
     /// Gives the right back.
     pub(crate) fn release(&self) {
+        self.writes.store(WRITES, Relaxed);
         let mut state = self.lock();
         state.holder = Holder::Nobody;
         state.epoch += 1;
@@ -190,6 +203,12 @@ impl PollRight {
         }
     }
 
+    /// Whether a caller may write what the poll loop would have to be woken for: nobody polls, and there were not many such writes yet.
+    pub(crate) fn may_write(&self) -> bool {
+        self.phase.load(SeqCst) == FREE
+            && self.writes.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
     /// A deadline came nearer: whoever polls must not sleep past it. While nobody polls, the next holder sees it.
     pub(crate) fn nearer_deadline(&self) {
         if self.phase.load(SeqCst) != FREE {
@@ -244,10 +263,12 @@ impl PollRight {
     pub(crate) fn run_background(&self, mut poll: impl FnMut()) {
         let mut state = self.lock();
         let mut quiet = false;
+        let mut grace = GRACE;
         while !state.stopped {
             if state.holder == Holder::Nobody && (state.urgent || quiet) {
                 self.hand_to(&mut state, Holder::Background);
                 state.background = Background::Running;
+                grace = GRACE;
                 drop(state);
                 poll();
                 state = self.lock();
@@ -268,9 +289,12 @@ impl PollRight {
                 state.background = Background::Timed;
                 let epoch = state.epoch;
                 let (again, result) =
-                    self.background.wait_timeout(state, GRACE).unwrap_or_else(PoisonError::into_inner);
+                    self.background.wait_timeout(state, grace).unwrap_or_else(PoisonError::into_inner);
                 state = again;
                 quiet = result.timed_out() && state.epoch == epoch;
+                if result.timed_out() && !quiet {
+                    grace = (grace * 2).min(MOST_GRACE);
+                }
             }
         }
         state.background = Background::Running;
@@ -297,5 +321,29 @@ impl PollRight {
     /// Whether [`PollRight::stop`] was called.
     pub(crate) fn stopped(&self) -> bool {
         self.lock().stopped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn right() -> Arc<PollRight> {
+        let poll = mio::Poll::new().expect("epoll");
+        Arc::new(PollRight::new(mio::Waker::new(poll.registry(), mio::Token(0)).expect("an eventfd")))
+    }
+
+    #[test]
+    fn a_caller_writes_in_place_of_a_poll_loop_that_nobody_runs_and_only_a_few_times_a_turn() {
+        let right = right();
+        let parker = Parker::take(&right);
+        assert!(!right.may_write(), "nobody has polled yet: the background thread is on its way");
+        for _turn in 0..3 {
+            assert!(right.acquire(&parker, false));
+            assert!(!right.may_write(), "who polls writes");
+            right.release();
+            let allowed = (0..10).filter(|_| right.may_write()).count();
+            assert_eq!(allowed, usize::from(WRITES));
+        }
     }
 }

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 
 use super::core::Core;
+use super::wait::Waits;
 use super::{Blocked, Cookie, SendError, Socket, TrySendError};
 use crate::buffer::{Chunk, OnRelease, Owned};
 use crate::proto::{self, Payload, Rejected, Token};
 use crate::zerocopy::{Full, WhenFull};
 
 /// Payloads above this size are copied before the core is locked.
-const COPY_OUTSIDE: usize = 16 << 10;
+pub(super) const COPY_OUTSIDE: usize = 16 << 10;
 
 impl Socket {
     /// Sends to the connected destination; blocks as [`Socket::send_to`].
@@ -69,7 +70,7 @@ impl Socket {
         payload: impl Into<Owned>,
         destination: SocketAddr,
     ) -> Result<Cookie, (SendError, Owned)> {
-        let cookie = self.cookie();
+        let cookie = self.settings.cookie();
         self.send_owned_as(cookie, payload, destination).map(|()| cookie)
     }
 
@@ -103,7 +104,7 @@ impl Socket {
         payload: impl Into<Owned>,
         destination: SocketAddr,
     ) -> Result<Cookie, (TrySendError, Owned)> {
-        let cookie = self.cookie();
+        let cookie = self.settings.cookie();
         self.try_send_owned_as(cookie, payload, destination).map(|()| cookie)
     }
 
@@ -166,10 +167,6 @@ impl Socket {
             .map_err(|rejected| (rejected.error.into(), self.take_back(rejected.payload, false)))
     }
 
-    fn cookie(&self) -> Cookie {
-        Cookie(self.next_cookie.fetch_add(1, Relaxed))
-    }
-
     /// Lends a payload to the node. Fails if the program has left too many completions untaken.
     fn lend_tracked(&self, payload: Owned, cookie: Cookie, reserved: u32) -> Result<Payload<'static>, Owned> {
         if !self.mailbox.expect_completions() {
@@ -184,7 +181,9 @@ impl Socket {
     /// A payload of which nobody wants to know when it is free.
     fn detached(&self, payload: Owned, reserved: u32) -> Payload<'static> {
         Payload::Owned(match payload {
-            Owned::Bytes(bytes) if self.send_mode().is_none() && reserved == 0 => Chunk::payload(bytes),
+            Owned::Bytes(bytes) if self.settings.send_mode().is_none() && reserved == 0 => {
+                Chunk::payload(bytes)
+            }
             other => Chunk::of(other.lend_on(None, self.terms(), reserved)),
         })
     }
@@ -199,7 +198,7 @@ impl Socket {
         {
             return Ok(0);
         }
-        shared.pins.reserve(&self.mailbox.share, self.send_mode(), destination.ip(), len)
+        shared.pins.reserve(&self.mailbox.share, self.settings.send_mode(), destination.ip(), len)
     }
 
     fn reserve_blocking(&self, len: usize, destination: SocketAddr) -> Result<u32, SendError> {
@@ -215,7 +214,7 @@ impl Socket {
             self.reserve(len, destination).ok()
         };
         let reserved =
-            shared.block(self.send_deadline(), false, attempt, |parker| shared.pins.forget(parker));
+            shared.block(self.settings.send_deadline(), false, attempt, |parker| shared.pins.forget(parker));
         reserved.ok_or(if shared.is_stopped() {
             proto::SendError::ShuttingDown.into()
         } else {
@@ -289,7 +288,7 @@ impl Socket {
         };
         count(blocked);
         shared.settle(core);
-        let deadline = self.send_deadline();
+        let deadline = self.settings.send_deadline();
         // Copied once, however often it is tried. The caller's own payload goes back if it fails.
         let (original, mut pending) = match rejected.payload {
             owned @ Payload::Owned(_) => (None, Some(owned)),
@@ -379,7 +378,8 @@ impl Socket {
         match payload {
             Payload::Copy(bytes) => put(bytes),
             Payload::Gather(pieces) => pieces.iter().for_each(|piece| put(piece)),
-            Payload::Owned(bytes) => put(bytes),
+            Payload::Shared(span) => span.copy_to(&mut buffer),
+            Payload::Owned(chunk) => chunk.view().copy_to(&mut buffer),
         }
         Chunk::of(Owned::from(buffer).lend_on(None, self.terms(), 0))
     }

@@ -1,17 +1,19 @@
 //! What every handle, socket and thread of an engine shares, and the transmit path that any of them runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
 use super::Options;
 use super::core::Core;
+use super::inlet::{Fills, Frees};
 use super::mailbox::{Mailbox, Taken, Tally};
 use super::maps::Maps;
 use super::parker::Parker;
 use super::pins::Pins;
 use super::reactor::Reactor;
 use super::right::PollRight;
+use super::wait::Waits;
 use crate::buffer::Pool;
 use crate::proto::{ConnId, Time};
 use crate::zerocopy::Stop;
@@ -28,6 +30,7 @@ const CALLER_ROUNDS: usize = 2;
 const SPIN: u32 = 100;
 
 pub(crate) struct Shared {
+    this: Weak<Self>,
     pub(crate) options: Options,
     pub(crate) listen_addr: std::net::SocketAddr,
     core: Mutex<Core>,
@@ -60,8 +63,9 @@ impl Shared {
         right: Arc<PollRight>,
         origin: Instant,
         pins: Arc<Pins>,
-    ) -> Self {
-        Self {
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             maps: Maps::new(options.zero_copy),
             options,
             listen_addr,
@@ -73,7 +77,7 @@ impl Shared {
             origin,
             stats: Stats::default(),
             stopped: AtomicBool::new(false),
-        }
+        })
     }
 
     pub(crate) fn now(&self) -> Time {
@@ -101,10 +105,6 @@ impl Shared {
         self.reactor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(SeqCst)
-    }
-
     // ---- after a program's call ----------------------------------------------------------------------------------
 
     /// Ends a program's call that may have produced actions or output: performs what concerns sockets, transmits what goes
@@ -117,8 +117,11 @@ impl Shared {
             core.notify_ends();
         }
         for _ in 0..CALLER_ROUNDS {
-            // While something is on its way an answer will come, and more messages may gather until then.
-            let Some(conn) = core.node.poll_idle_transmit() else { break };
+            // While something is on its way an answer will come, and more messages may gather until then. But where nobody polls, to
+            // wake somebody for it costs more than a write; for one or two messages nothing gathers.
+            let idle = core.node.poll_idle_transmit();
+            let next = idle.or_else(|| core.node.poll_transmit().filter(|_| self.right.may_write()));
+            let Some(conn) = next else { break };
             core = self.transmit(core, conn);
         }
         let kick = !core.io.is_empty() || !core.retry.is_empty() || core.node.poll_transmit().is_some();
@@ -179,6 +182,7 @@ impl Shared {
             None => (0, Some(Stop::Failed), 0),
         };
         let mut core = self.core();
+        core.sent += bytes as u64;
         core.wakes.released.append(&mut batch.slices);
         core.wakes.released.append(&mut batch.released);
         if link.as_ref().is_some_and(|link| link.pins()) && !self.pins.ticking.swap(true, SeqCst) {
@@ -200,61 +204,43 @@ impl Shared {
         core.give_batch(batch);
         core
     }
+}
 
-    // ---- blocking ------------------------------------------------------------------------------------------------
+impl Waits for Shared {
+    type Poller = Reactor;
 
-    /// Blocks until `attempt` returns something, the deadline passes, or the engine stops; polls meanwhile if nobody else
-    /// does. `attempt` registers the parker, before it returns nothing, wherever a notification will say that another
-    /// attempt may succeed; `forget` takes it out again. With `steal` the background thread makes way.
-    pub(crate) fn block<T>(
-        &self,
-        deadline: Option<Instant>,
-        steal: bool,
-        mut attempt: impl FnMut(&Arc<Parker>) -> Option<T>,
-        forget: impl FnOnce(&Arc<Parker>),
-    ) -> Option<T> {
-        let parker = Parker::take(&self.right);
-        let mut candidate = false;
-        let expired = || deadline.is_some_and(|at| Instant::now() >= at);
-        let result = loop {
-            parker.reset();
-            // The order matters: an attempt after the engine has stopped sees what the stop made of it.
-            let last = expired() || self.is_stopped();
-            if let Some(value) = attempt(&parker) {
-                break Some(value);
-            }
-            if last {
-                break None;
-            }
-            if self.right.acquire(&parker, steal) {
-                let _hold = Hold(&self.right);
-                let mut reactor = self.reactor();
-                while !parker.notified() && !expired() && !self.is_stopped() {
-                    reactor.turn(self, deadline, Some(&parker));
-                }
-            } else {
-                candidate = true;
-                if self.right.stopped() && self.is_stopped() {
-                    continue;
-                }
-                parker.park(deadline);
-            }
-        };
-        forget(&parker);
-        if candidate {
-            self.right.leave(&parker);
-        }
-        Parker::give_back(parker);
-        result
+    fn right(&self) -> &Arc<PollRight> {
+        &self.right
+    }
+
+    fn poller(&self) -> MutexGuard<'_, Reactor> {
+        self.reactor()
+    }
+
+    fn turn(&self, reactor: &mut Reactor, until: Option<Instant>, parker: Option<&Parker>) {
+        reactor.turn(self, until, parker);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(SeqCst)
     }
 }
 
-/// The poll right, given back on every way out.
-struct Hold<'a>(&'a PollRight);
+impl Fills for Shared {
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
 
-impl Drop for Hold<'_> {
-    fn drop(&mut self) {
-        self.0.release();
+    fn frees(&self) -> Weak<dyn Frees> {
+        self.this.clone()
+    }
+}
+
+impl Frees for Shared {
+    fn freed(&self, mailbox: &Mailbox, report: Option<Taken>) {
+        if let Some(taken) = report {
+            self.report(mailbox, taken);
+        }
     }
 }
 

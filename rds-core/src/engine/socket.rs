@@ -3,21 +3,19 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use super::core::Core;
 use super::mailbox::Mailbox;
+use super::settings::Settings;
 use super::shared::Shared;
+use super::wait::Waits;
 use super::{Engine, SendError};
 use crate::buffer::Terms;
-use crate::proto::{self, SocketId};
+use crate::proto::SocketId;
 use crate::zerocopy::Mode;
-
-const MODES: [Mode; 3] = [Mode::Off, Mode::On, Mode::Auto];
-/// No timeout.
-const FOR_EVER: u64 = u64::MAX;
 
 /// A socket, bound to a port of a node. All calls take `&self` and may come from many threads.
 ///
@@ -25,13 +23,8 @@ const FOR_EVER: u64 = u64::MAX;
 pub struct Socket {
     /// Keeps the node open, and is declared last so that it goes last.
     pub(super) mailbox: Arc<Mailbox>,
-    peer: RwLock<Option<SocketAddr>>,
-    send_timeout: AtomicU64,
-    recv_timeout: AtomicU64,
-    pub(super) next_cookie: AtomicU32,
+    pub(super) settings: Settings,
     cancel_on_close: AtomicBool,
-    /// 0: as the path does; otherwise one more than the mode's place in `MODES`.
-    send_mode: AtomicU8,
     engine: Engine,
 }
 
@@ -43,16 +36,7 @@ impl std::fmt::Debug for Socket {
 
 impl Socket {
     pub(super) fn new(engine: Engine, mailbox: Arc<Mailbox>) -> Self {
-        Self {
-            mailbox,
-            peer: RwLock::new(None),
-            send_timeout: AtomicU64::new(FOR_EVER),
-            recv_timeout: AtomicU64::new(FOR_EVER),
-            next_cookie: AtomicU32::new(1),
-            cancel_on_close: AtomicBool::new(false),
-            send_mode: AtomicU8::new(0),
-            engine,
-        }
+        Self { mailbox, settings: Settings::default(), cancel_on_close: AtomicBool::new(false), engine }
     }
 
     pub(super) fn shared(&self) -> &Shared {
@@ -80,22 +64,13 @@ impl Socket {
     /// # Errors
     /// `Refused`: not a unicast address of the node's family.
     pub fn connect(&self, destination: SocketAddr) -> Result<(), SendError> {
-        let ip = destination.ip();
-        let broadcast = matches!(ip, std::net::IpAddr::V4(a) if a.is_broadcast());
-        if ip.is_unspecified() || ip.is_multicast() || broadcast {
-            return Err(proto::SendError::InvalidDestination.into());
-        }
-        if ip.is_ipv4() != self.mailbox.local.is_ipv4() {
-            return Err(proto::SendError::FamilyMismatch.into());
-        }
-        *self.peer.write().unwrap_or_else(PoisonError::into_inner) = Some(destination);
-        Ok(())
+        self.settings.connect(self.mailbox.local.ip(), destination)
     }
 
     /// The default destination.
     #[must_use]
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        *self.peer.read().unwrap_or_else(PoisonError::into_inner)
+        self.settings.peer()
     }
 
     /// Keeps the writable descriptor, if there is one, in step with the send buffer.
@@ -116,37 +91,22 @@ impl Socket {
     /// Sets whether large payloads are sent without a copy, whatever the node and the path say; `None` for as they say. Applies to messages
     /// that are sent from now on.
     pub fn set_zero_copy_send(&self, mode: impl Into<Option<Mode>>) {
-        let place = mode.into().and_then(|mode| MODES.iter().position(|m| *m == mode));
-        self.send_mode.store(place.map_or(0, |n| n as u8 + 1), Relaxed);
-    }
-
-    /// Whether this socket's payloads are sent without a copy; `None`: as their path says.
-    pub(super) fn send_mode(&self) -> Option<Mode> {
-        let n = usize::from(self.send_mode.load(Relaxed));
-        n.checked_sub(1).and_then(|n| MODES.get(n).copied())
+        self.settings.set_send_mode(mode.into());
     }
 
     /// How payloads of this socket are sent.
     pub(super) fn terms(&self) -> Terms {
-        Terms { mode: self.send_mode(), share: Some(Arc::clone(&self.mailbox.share)) }
+        Terms { mode: self.settings.send_mode(), share: Some(Arc::clone(&self.mailbox.share)) }
     }
 
     /// Limits how long sends block; `None` (default) for ever.
     pub fn set_send_timeout(&self, timeout: Option<Duration>) {
-        store_timeout(&self.send_timeout, timeout);
+        self.settings.set_send_timeout(timeout);
     }
 
     /// Limits how long receives block; `None` (default) for ever.
     pub fn set_recv_timeout(&self, timeout: Option<Duration>) {
-        store_timeout(&self.recv_timeout, timeout);
-    }
-
-    pub(super) fn send_deadline(&self) -> Option<Instant> {
-        deadline(&self.send_timeout)
-    }
-
-    pub(super) fn recv_deadline(&self) -> Option<Instant> {
-        deadline(&self.recv_timeout)
+        self.settings.set_recv_timeout(timeout);
     }
 
     /// Send buffer in payload bytes, not doubled. Default 1 MiB.
@@ -277,17 +237,5 @@ impl Drop for Socket {
         let tally = self.mailbox.front().tally;
         shared.stats.add_closed(tally);
         shared.settle(core);
-    }
-}
-
-fn store_timeout(cell: &AtomicU64, timeout: Option<Duration>) {
-    let nanos = timeout.map_or(FOR_EVER, |t| u64::try_from(t.as_nanos()).unwrap_or(FOR_EVER));
-    cell.store(nanos, Relaxed);
-}
-
-fn deadline(cell: &AtomicU64) -> Option<Instant> {
-    match cell.load(Relaxed) {
-        FOR_EVER => None,
-        nanos => Instant::now().checked_add(Duration::from_nanos(nanos)),
     }
 }

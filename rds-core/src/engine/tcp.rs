@@ -52,7 +52,7 @@ pub(crate) fn connect(
     pins: &Pins,
     peer: IpAddr,
     lane: u8,
-    lanes: u8,
+    port_step: u16,
 ) -> io::Result<TcpStream> {
     let source = options.config.address;
     let socket = stream_socket(peer)?;
@@ -64,9 +64,8 @@ pub(crate) fn connect(
             Err(error) => tracing::debug!(%error, %peer, "path MTU"),
         }
     }
-    if lanes > 1 {
-        bind_lane_port(&socket, source, lane)?;
-    } else {
+    let bound = port_step > 1 && bind_lane_port(&socket, source, lane, port_step)?;
+    if !bound {
         // The port is chosen at connect, when the four-tuple is known: many more connections fit.
         if let Err(error) =
             nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::IpBindAddressNoPort, &true)
@@ -97,16 +96,19 @@ pub(crate) fn page_segments(stream: &TcpStream) -> Option<u32> {
     (mss > 0 && (mss as usize).is_multiple_of(page_size())).then_some(mss)
 }
 
-/// Linux 7.0 recognises a lane by its source port modulo 8.
-fn bind_lane_port(socket: &Socket, source: IpAddr, lane: u8) -> io::Result<()> {
+/// Peers recognise a lane by its source port. A first lane does without where all such ports are taken.
+fn bind_lane_port(socket: &Socket, source: IpAddr, lane: u8, step: u16) -> io::Result<bool> {
     for _ in 0..PORT_TRIES {
-        let port = (fastrand::u16(DYNAMIC_PORTS) & !7) + u16::from(lane & 7);
+        let port = fastrand::u16(DYNAMIC_PORTS) / step * step + u16::from(lane);
         match socket.bind(&SocketAddr::new(source, port).into()) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            other => return other,
+            other => return other.map(|()| true),
         }
     }
-    Err(io::Error::new(io::ErrorKind::AddrInUse, format!("no free source port that is {lane} modulo 8")))
+    if lane == 0 {
+        return Ok(false);
+    }
+    Err(io::Error::new(io::ErrorKind::AddrInUse, format!("no free source port that is {lane} modulo {step}")))
 }
 
 /// Options of every connection, made or accepted. Buffer sizes are left to the kernel's autotuning.

@@ -1,8 +1,11 @@
 //! The counters of a node, under the kernel's names and in its order (`net/rds/stats.c`, `tcp_stats.c`),
 //! then our own.
 
+use std::fmt;
+
+use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
@@ -69,6 +72,10 @@ counters! {
     RecvBytesFreedFromSock = "recv_bytes_freed_fromsock",
     /// Reads from TCP sockets.
     TcpDataReadyCalls = "tcp_data_ready_calls",
+    /// Bytes that read calls have brought, headers included; not those of mapped pages.
+    TcpBytesReceived = "tcp_bytes_received",
+    /// Bytes that send calls have taken, headers included, pinned ones too.
+    TcpBytesSent = "tcp_bytes_sent",
     /// A TCP socket's send buffer was full.
     TcpSndbufFull = "tcp_sndbuf_full",
     /// Messages sent again after a connection was lost.
@@ -134,5 +141,30 @@ impl Serialize for Counters {
             map.serialize_entry(name, &value)?;
         }
         map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Counters {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Named;
+        impl<'de> Visitor<'de> for Named {
+            type Value = Counters;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("counters by name")
+            }
+
+            /// Counters of a newer version are left out, those that an older one does not have are 0.
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Counters, A::Error> {
+                let mut counters = Counters::new();
+                while let Some((name, value)) = map.next_entry::<String, u64>()? {
+                    if let Some(counter) = Counter::ALL.iter().find(|counter| counter.name() == name) {
+                        counters.0[*counter as usize] = value;
+                    }
+                }
+                Ok(counters)
+            }
+        }
+        deserializer.deserialize_map(Named)
     }
 }

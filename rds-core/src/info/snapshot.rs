@@ -2,13 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use serde::Serialize;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Counters;
 use crate::zerocopy::{Decision, ReceiveCounts, SendCounts};
 
 /// A node at one moment: what `rds-info` shows.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Snapshot {
     /// The node's address.
@@ -29,19 +30,39 @@ pub struct Snapshot {
     pub sockets: Vec<SocketInfo>,
 }
 
+impl Snapshot {
+    /// Of sockets alone, where the node cannot be asked.
+    pub(crate) fn of_sockets(address: IpAddr, sockets: Vec<SocketInfo>) -> Self {
+        Self {
+            address,
+            generation: 0,
+            receive_queued: 0,
+            receive_budget: 0,
+            counters: Counters::new(),
+            zero_copy: NodeZeroCopy::default(),
+            peers: Vec::new(),
+            sockets,
+        }
+    }
+}
+
 /// One peer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct PeerInfo {
     /// Its address.
     pub address: IpAddr,
     /// `application`: a delivered message was accepted by the peer's node; `transport`: by its TCP;
     /// `None` before the peer was ever seen.
-    pub delivery: Option<&'static str>,
+    #[serde(deserialize_with = "maybe_word")]
+    pub delivery: Option<Word>,
     /// The generation it showed, if any.
     pub generation: Option<u32>,
-    /// Lanes in use.
+    /// Lanes in use: on which we send.
     pub lanes: u8,
+    /// `own`, `kernel >= 7.0`, `kernel <= 6.18`, `kernel` while its version is not known, `unknown` before it was ever seen.
+    #[serde(deserialize_with = "word")]
+    pub kind: Word,
     /// Number of ports of it that are congested.
     pub congested_ports: u32,
     /// A line each lane.
@@ -49,13 +70,14 @@ pub struct PeerInfo {
 }
 
 /// One lane of a peer.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
     /// Lane, 0 to 7.
     pub lane: u8,
     /// `down`, `connecting`, `handshake` or `up`.
-    pub state: &'static str,
+    #[serde(deserialize_with = "word")]
+    pub state: Word,
     /// Sequence number that the next message sent will have.
     pub next_tx: u64,
     /// One more than the sequence number accepted last.
@@ -72,7 +94,7 @@ pub struct ConnectionInfo {
 }
 
 /// Zero copy of a node.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NodeZeroCopy {
     /// Bytes that the kernel has pinned now, as it counts them: whole pages, and two more a call.
@@ -96,7 +118,7 @@ pub struct NodeZeroCopy {
 }
 
 /// Zero copy of a connection.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ConnectionZeroCopy {
     /// Sending.
@@ -106,7 +128,7 @@ pub struct ConnectionZeroCopy {
 }
 
 /// Sending without a copy on a connection.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SendZeroCopy {
     /// What its controller does, and why.
@@ -125,7 +147,7 @@ pub struct SendZeroCopy {
 }
 
 /// Receiving by mapping, of a node.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NodeReceiveZeroCopy {
     /// Bytes of pages that are being filled or held, or are free and still mapped.
@@ -138,7 +160,7 @@ pub struct NodeReceiveZeroCopy {
 }
 
 /// Receiving by mapping, of a connection.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ReceiveZeroCopy {
     /// What its controller does, and why.
@@ -153,7 +175,7 @@ pub struct ReceiveZeroCopy {
 }
 
 /// One message in a queue.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MessageInfo {
     /// Its sequence number; 0 while it has none.
@@ -169,7 +191,7 @@ pub struct MessageInfo {
 }
 
 /// One socket.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SocketInfo {
     /// Where it is bound.
@@ -187,4 +209,98 @@ pub struct SocketInfo {
     /// Bytes of its payloads that are pinned, or reserved for that, by the kernel's count: whole pages, and two more a call. Payloads that are sent
     /// without completions count for their connection only.
     pub pinned_bytes: u64,
+}
+
+/// One of [`WORDS`].
+type Word = &'static str;
+
+/// Every word that a snapshot has for something.
+const WORDS: [&str; 11] = [
+    "application",
+    "transport",
+    "own",
+    "kernel >= 7.0",
+    "kernel <= 6.18",
+    "kernel",
+    "unknown",
+    "down",
+    "connecting",
+    "handshake",
+    "up",
+];
+
+fn known<E: Error>(word: &str) -> Result<Word, E> {
+    WORDS.iter().find(|known| **known == word).copied().ok_or_else(|| E::unknown_variant(word, &WORDS))
+}
+
+fn word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Word, D::Error> {
+    known(&String::deserialize(deserializer)?)
+}
+
+fn maybe_word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Word>, D::Error> {
+    Option::<String>::deserialize(deserializer)?.map(|word| known(&word)).transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::info::Counter;
+    use crate::proto::{Config, Node};
+
+    #[test]
+    fn a_snapshot_that_went_through_json_is_the_same() {
+        let mut node = Node::new(Config::new([127, 0, 0, 1].into(), NonZeroU32::MIN)).unwrap();
+        let (socket, _) = node.bind(7).unwrap();
+        let mut snapshot = node.snapshot(true);
+        snapshot.counters.add(Counter::SendQueued, 3);
+        for (i, state) in ["down", "connecting", "handshake", "up"].into_iter().enumerate() {
+            let message =
+                MessageInfo { sequence: 1, len: 2, local_port: 3, remote_port: 4, retransmitted: true };
+            let send = SendZeroCopy {
+                decision: Decision {
+                    mode: crate::zerocopy::Mode::Auto,
+                    zero_copy: true,
+                    reason: crate::zerocopy::Reason::Measured,
+                    next_probe: Some(crate::proto::Time::from_nanos(5)),
+                    sizes: Vec::new(),
+                    failed_share: 0.5,
+                    lag: std::time::Duration::from_micros(7),
+                    eligible_bytes: 1,
+                    explored_bytes: 2,
+                    warm_up_bytes: 3,
+                },
+                counts: SendCounts { calls: 9, ..SendCounts::default() },
+                pinned_pages: 1,
+                outstanding: 2,
+                oldest_ms: 3,
+                segment: None,
+            };
+            snapshot.peers.push(PeerInfo {
+                address: [127, 0, 0, 2].into(),
+                delivery: [None, Some("application"), Some("transport"), None][i],
+                generation: Some(9),
+                lanes: 1,
+                kind: ["own", "kernel >= 7.0", "kernel <= 6.18", "unknown"][i],
+                congested_ports: 0,
+                connections: vec![ConnectionInfo {
+                    lane: 0,
+                    state,
+                    next_tx: 1,
+                    next_rx: 2,
+                    send_queue: vec![message],
+                    retransmit_queue: Vec::new(),
+                    zero_copy: ConnectionZeroCopy { send: Some(send), recv: None },
+                    conn: None,
+                }],
+            });
+        }
+        node.close(socket, false);
+        let json = serde_json::to_string(&snapshot).unwrap();
+        let back: Snapshot = serde_json::from_str(&json).unwrap();
+        assert_eq!(serde_json::to_string(&back).unwrap(), json);
+        assert_eq!(back.counters, snapshot.counters);
+        assert!(serde_json::from_str::<Snapshot>(&json.replace("\"up\"", "\"sideways\"")).is_err());
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection::Phase;
+use super::connection::{Conn, Phase};
 use super::lane::Unacked;
 use super::node::Timer;
 use super::order::lane_of_port;
@@ -15,34 +15,62 @@ use crate::wire::{HandshakeExtensions, Identity};
 pub(super) const KEEP: Duration = Duration::from_secs(60);
 
 impl Node {
-    /// Makes the connection carry its lane, unless an older one must be read out first. Returns whether it carries.
+    /// Makes the connection carry its lane, unless older ones must be read out first. Returns whether it carries.
     pub(super) fn try_carry(&mut self, now: Time, conn: ConnId) -> bool {
-        let Some(c) = self.conns.get_mut(conn) else { return false };
-        let lane = &mut self.peers[c.peer as usize].lanes[usize::from(c.lane)];
-        match lane.conn {
-            Some(old) if old == conn.index => true,
-            Some(old) => {
+        let mut waiting = self.silent_before(conn);
+        let Some(c) = self.conns.get(conn) else { return false };
+        let (peer, index, own) = (c.peer, usize::from(c.lane), c.is_own());
+        let carrying = self.peers[peer as usize].lanes[index].conn;
+        if carrying == Some(conn.index) {
+            return true;
+        }
+        if carrying.is_none() && waiting.is_empty() {
+            self.carry(now, conn);
+            return true;
+        }
+        waiting.push(conn.index);
+        for waits in &waiting {
+            if let Some(c) = self.conns.at_mut(*waits) {
                 c.phase = Phase::Parked;
                 c.paused = true;
-                lane.parked.push_back(conn.index);
-                self.read_out(old);
-                false
-            }
-            None => {
-                self.carry(now, conn);
-                true
+                c.lane = index as u8;
             }
         }
+        if own {
+            self.peers[peer as usize].lanes[index].parked.extend(waiting);
+        } else {
+            // What was established first is read first, whichever spoke first.
+            self.park(peer, index, waiting);
+        }
+        match carrying {
+            Some(old) => self.read_out(old),
+            None => self.next_parked(now, peer, index as u8),
+        }
+        false
     }
 
     /// Has the driver read an old connection to its end.
-    fn read_out(&mut self, old: u32) {
+    pub(super) fn read_out(&mut self, old: u32) {
         if let (Some(id), Some(c)) = (self.conns.id(old), self.conns.at_mut(old))
             && c.phase == Phase::Carrying
         {
             c.phase = Phase::Draining;
-            c.paused = false;
+            // It may wait for its turn.
+            c.paused = !c.after.is_empty();
             self.actions.push_back(Action::Drain { conn: id });
+        }
+    }
+
+    /// The driver must end a connection that still stands, because its peer takes nothing. What has come on it is read first
+    /// ([`Action::Drain`]): TCP has acknowledged that, and a kernel would not send it again.
+    pub fn give_up(&mut self, now: Time, conn: ConnId) {
+        match self.conns.get(conn).map(|c| c.phase) {
+            Some(Phase::Carrying) => self.read_out(conn.index),
+            Some(Phase::Connecting | Phase::Handshake) => {
+                self.end(now, conn, Some((CloseMode::Now, DropReason::Stuck)));
+            }
+            // What is parked is read when its turn comes; the others end soon.
+            Some(Phase::Parked | Phase::Draining | Phase::Closing) | None => {}
         }
     }
 
@@ -54,7 +82,7 @@ impl Node {
         c.phase = Phase::Carrying;
         self.local.connections += 1;
         c.carrying_since = now;
-        let peer = c.peer;
+        let (peer, c_own, upper) = (c.peer, c.is_own(), c.dialed && c.lane > 0);
         let p = &mut self.peers[peer as usize];
         p.knock_delay = Duration::ZERO;
         p.knock_at = None;
@@ -65,22 +93,30 @@ impl Node {
         }
         lane.dial_at = None;
         lane.resend = 0;
-        // A kernel that had a generation will show it again; until then it may be another incarnation.
+        // A kernel that had a generation will show it again. Until then it may be another incarnation, and what is sent now would be
+        // of an unknown one for ever.
         let had = p.incarnation.and_then(|i| i.generation.flatten()).is_some();
-        if !c.is_own() && had && c.generation.is_none() && !p.lanes[usize::from(c.lane)].unacked.is_empty() {
+        if !c_own && !c.assumed && (had || upper) && c.generation.is_none() {
             let until = now + self.config.identity_grace;
             c.hold_until = Some(until);
             self.timers.set(until, Timer::Hold(conn));
         }
-        self.adopt(now, conn);
+        let restarted = self.adopt(now, conn);
+        if !c_own {
+            self.carries_kernel(now, conn);
+            if restarted && upper {
+                self.leave_upper(now, peer, conn);
+                return;
+            }
+        }
         self.came_up(now, conn);
         self.mark_ready(conn.index);
     }
 
-    /// The connection's peer is the peer's present incarnation; finds out whether it is another than before.
-    pub(super) fn adopt(&mut self, now: Time, conn: ConnId) {
-        let Some(c) = self.conns.get_mut(conn) else { return };
-        let (Some(identity), Phase::Carrying) = (c.identity, c.phase) else { return };
+    /// The connection's peer is the peer's present incarnation; returns whether it is another than before.
+    pub(super) fn adopt(&mut self, now: Time, conn: ConnId) -> bool {
+        let Some(c) = self.conns.get_mut(conn) else { return false };
+        let (Some(identity), Phase::Carrying) = (c.identity, c.phase) else { return false };
         if c.generation.is_some() {
             c.hold_until = None;
         }
@@ -95,6 +131,26 @@ impl Node {
         p.shown = if restarted { order } else { p.shown.max(order) };
         if restarted {
             self.restarted(now, conn);
+        } else if before.is_none_or(|b| b.generation.flatten().is_none()) && generation.flatten().is_some() {
+            self.hold_others(now, peer);
+        }
+        restarted
+    }
+
+    /// A kernel has shown its generation for the first time: its other connections have to show it as well before anything goes out.
+    pub(super) fn hold_others(&mut self, now: Time, peer: u32) {
+        let until = now + self.config.identity_grace;
+        for index in self.peers[peer as usize].lanes.iter().filter_map(|l| l.conn).collect::<Vec<_>>() {
+            let Some(conn) = self.conns.id(index) else { continue };
+            if let Some(c) = self.conns.get_mut(conn)
+                && !c.is_own()
+                && !c.assumed
+                && c.generation.is_none()
+                && c.hold_until.is_none()
+            {
+                c.hold_until = Some(until);
+                self.timers.set(until, Timer::Hold(conn));
+            }
         }
     }
 
@@ -103,7 +159,16 @@ impl Node {
         let Some(c) = self.conns.get(conn) else { return };
         let (peer, lane) = (c.peer, usize::from(c.lane));
         self.counters.add(Counter::PeerRestarts, 1);
-        self.peers[peer as usize].up = false;
+        let (p, own) = (&mut self.peers[peer as usize], c.is_own());
+        // What a kernel sent on this connection before it showed itself is of its present life.
+        let rx = if c.accepted && !own { p.lanes[lane].rx } else { 0 };
+        (p.up, p.agreed, p.misplaced_rx) = (false, false, 0);
+        if own {
+            p.pairing = None;
+        } else {
+            // How many lanes a kernel's new life uses shows later.
+            p.set_count(1, self.config.first_sequence);
+        }
         for index in 0..self.peers[peer as usize].lanes.len() {
             let other = self.peers[peer as usize].lanes[index].conn.filter(|o| *o != conn.index);
             match other {
@@ -114,6 +179,7 @@ impl Node {
                 None => self.forget_incarnation(peer, index, index == lane),
             }
         }
+        self.peers[peer as usize].lanes[lane].rx = rx;
         self.settle_lanes(peer);
         let parked = self.peers[peer as usize].lanes.iter().flat_map(|l| &l.parked);
         let parked: Vec<ConnId> = parked.filter_map(|c| self.conns.id(*c)).collect();
@@ -148,7 +214,7 @@ impl Node {
     }
 
     /// Moves messages that have not begun off lanes that are no longer in use.
-    fn settle_lanes(&mut self, peer: u32) {
+    pub(super) fn settle_lanes(&mut self, peer: u32) {
         let p = &mut self.peers[peer as usize];
         for index in usize::from(p.count)..p.lanes.len() {
             if !p.lanes[index].unacked.is_empty()
@@ -171,23 +237,20 @@ impl Node {
         self.want(peer);
     }
 
-    /// What the peer's handshake says about lanes.
+    /// What an own peer's handshake says about lanes.
     /// Returns whether the connection's lane is one of them.
     pub(super) fn note_lanes(&mut self, conn: ConnId, shown: &HandshakeExtensions) -> bool {
         let Some(c) = self.conns.get_mut(conn) else { return false };
-        let own = c.is_own();
+        let Some(Identity::Own { capabilities, .. }) = c.identity else { return false };
         let p = &mut self.peers[c.peer as usize];
-        if let Some(lanes) = shown.lanes.or(own.then_some(1)) {
-            let count = lanes.clamp(1, u16::from(self.config.lanes)) as u8;
-            p.set_count(count, self.config.first_sequence);
-        }
-        let told = if own && !c.dialed {
-            if shown.source_port_lane { (c.source_port % 8) as u8 } else { 0 }
-        } else {
-            c.lane
+        p.set_count(capabilities.lanes().min(self.config.lanes), self.config.first_sequence);
+        let told = match c.dialed {
+            true => c.lane,
+            false if shown.source_port_lane => (c.source_port % 8) as u8,
+            false => 0,
         };
         // A peer that used more lanes with an earlier life of ours tries them all again; it learns better on the first.
-        let used = !own || told < p.count;
+        let used = told < p.count;
         if used {
             c.lane = told;
         }
@@ -197,7 +260,7 @@ impl Node {
     /// Tells that the peer is up, and makes its other lanes, once the handshake is over.
     pub(super) fn came_up(&mut self, now: Time, conn: ConnId) {
         let Some(c) = self.conns.get(conn) else { return };
-        if c.phase != Phase::Carrying || (c.is_own() && !c.got_pong) {
+        if c.phase != Phase::Carrying || c.identity.is_none() || (c.is_own() && !c.got_pong) {
             return;
         }
         let peer = c.peer;
@@ -225,8 +288,11 @@ impl Node {
     pub(super) fn handshake_due(&mut self, now: Time, conn: ConnId) {
         let Some(c) = self.conns.get(conn) else { return };
         let done = match c.phase {
+            Phase::Carrying if c.needs_pong => now.since(c.carrying_since) < self.config.handshake_timeout,
             Phase::Carrying => !c.is_own() || c.got_pong,
             Phase::Draining | Phase::Closing => true,
+            // It waits for us. A kernel would not send again what lies on it.
+            Phase::Parked if !c.is_own() => true,
             // The timer set when it was dialled does not count once it stands.
             Phase::Connecting | Phase::Handshake | Phase::Parked => {
                 now.since(c.since) < self.config.handshake_timeout
@@ -237,22 +303,14 @@ impl Node {
         }
     }
 
-    pub(super) fn grace_over(&mut self, now: Time, conn: ConnId) {
-        if let Some(c) = self.conns.get_mut(conn)
-            && c.phase == Phase::Handshake
-            && c.identity.is_none()
-        {
-            c.identity = Some(Identity::Kernel);
-            c.assumed = true;
-            self.try_carry(now, conn);
-        }
-    }
-
     pub(super) fn hold_over(&mut self, now: Time, conn: ConnId) {
         if let Some(c) = self.conns.get_mut(conn)
             && c.hold_until.is_some_and(|t| t <= now)
         {
             c.hold_until = None;
+            c.probing = c.needs_pong;
+            // The first ping may have had a number that the kernel knows: once all is sent again, it is asked with one that it takes.
+            c.tell_due |= c.pairing.is_none();
             self.mark_ready(conn.index);
         }
     }
@@ -267,12 +325,17 @@ impl Node {
 
     fn release_tcp(&mut self, conn: ConnId, unacked: u64) -> bool {
         let Some(c) = self.conns.get_mut(conn) else { return false };
-        if c.acks_believed(self.config.capabilities) || c.phase != Phase::Carrying {
+        if c.acks_believed(self.config.capabilities) || !matches!(c.phase, Phase::Carrying | Phase::Draining)
+        {
             return false;
         }
         c.query_at = None;
         let acked = c.written.saturating_sub(unacked);
         let (peer, lane) = (c.peer, usize::from(c.lane));
+        if self.peers[peer as usize].lanes[lane].conn != Some(conn.index) {
+            // It carries the lane no more.
+            return false;
+        }
         self.release(peer, lane, |u, sent| sent && u.end <= acked)
     }
 
@@ -300,7 +363,7 @@ impl Node {
         }
     }
 
-    fn ended(&mut self, peer: u32, u: &Unacked, outcome: Outcome) {
+    pub(super) fn ended(&mut self, peer: u32, u: &Unacked, outcome: Outcome) {
         if !u.dead {
             let p = &mut self.peers[peer as usize];
             if !p.pins.is_empty() {
@@ -345,7 +408,9 @@ impl Node {
         if !c.dialed && matches!(c.phase, Phase::Handshake | Phase::Parked) {
             self.handshakes -= 1;
         }
+        self.was_read(peer, conn);
         let index = usize::from(c.lane);
+        self.peers[peer as usize].spare.retain(|s| *s != conn.index);
         let lane = &mut self.peers[peer as usize].lanes[index];
         lane.parked.retain(|p| *p != conn.index);
         let tried = lane.dialing == Some(conn.index);
@@ -361,16 +426,20 @@ impl Node {
             self.lost(now, peer, index, &c);
         }
         self.forget_map(conn, peer);
+        self.peers[peer as usize].idle_since = now;
         if (tried || carried) && !self.closing {
             self.after_loss(now, peer, c.lane);
         } else if !c.dialed {
+            if c.phase == Phase::Handshake && !c.any_lane && !self.closing {
+                self.free_lane(now, peer, c.lane);
+            }
             // No knock was sent while it was coming.
             self.want(peer);
         }
         self.forget_stranger(now, peer);
     }
 
-    fn lost(&mut self, now: Time, peer: u32, index: usize, c: &super::connection::Conn) {
+    fn lost(&mut self, now: Time, peer: u32, index: usize, c: &Conn) {
         self.counters.add(Counter::ConnReset, 1);
         let lane = &mut self.peers[peer as usize].lanes[index];
         if now.since(c.carrying_since) >= self.config.reconnect_max {
@@ -390,27 +459,56 @@ impl Node {
         }
     }
 
+    /// A connection ended that would have carried the lane: if it was kept for it, one that waits for any lane takes its place.
+    fn free_lane(&mut self, now: Time, peer: u32, lane: u8) {
+        let p = &self.peers[peer as usize];
+        if p.lanes[usize::from(lane)].conn.is_none() && !p.spare.is_empty() {
+            self.after_loss(now, peer, lane);
+        }
+    }
+
     /// The lane has no connection: takes the next one that waits for it, or makes one.
     fn after_loss(&mut self, now: Time, peer: u32, lane: u8) {
-        let index = usize::from(lane);
-        if let Some(next) = self.peers[peer as usize].lanes[index].parked.pop_front()
-            && let Some(id) = self.conns.id(next)
+        let p = &mut self.peers[peer as usize];
+        if p.lanes[usize::from(lane)].parked.is_empty()
+            && let Some(spare) = p.spare.pop_front()
         {
-            if let Some(c) = self.conns.get_mut(id) {
-                c.paused = false;
+            if let Some(c) = self.conns.at_mut(spare) {
+                (c.lane, c.any_lane) = (lane, false);
             }
-            self.carry(now, id);
-            if self.conns.get(id).is_some_and(super::connection::Conn::is_own) {
-                self.answer(id);
-            }
-            self.actions.push_back(Action::Resume { conn: id });
-            if !self.peers[peer as usize].lanes[index].parked.is_empty() {
-                self.read_out(next);
-            }
+            self.park(peer, usize::from(lane), [spare]);
+        }
+        if !self.peers[peer as usize].lanes[usize::from(lane)].parked.is_empty() {
+            self.next_parked(now, peer, lane);
         } else if self.peers[peer as usize].we_dial {
             self.schedule_dial(now, peer, lane);
         } else {
             self.want(peer);
+        }
+    }
+
+    /// Makes the connection that waits first for a lane carry it, to be read out at once if others wait behind it.
+    pub(super) fn next_parked(&mut self, now: Time, peer: u32, lane: u8) {
+        let parked = &mut self.peers[peer as usize].lanes[usize::from(lane)].parked;
+        let Some(next) = parked.pop_front() else { return };
+        let last = parked.is_empty();
+        let Some(id) = self.conns.id(next) else { return };
+        let Some(c) = self.conns.get_mut(id) else { return };
+        c.paused = false;
+        if last && c.identity.is_none() {
+            // Nobody stands behind it any more: it may still say who it is, and for which lane.
+            (c.phase, c.since) = (Phase::Handshake, now);
+            self.expect_word(now, id);
+            self.actions.push_back(Action::Resume { conn: id });
+            return;
+        }
+        self.carry(now, id);
+        if self.conns.get(id).is_some_and(Conn::is_own) {
+            self.answer(id);
+        }
+        self.actions.push_back(Action::Resume { conn: id });
+        if !last {
+            self.read_out(next);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use super::PeerFilter;
 use crate::wire::{Capabilities, MAX_LANES, MAX_MESSAGE};
 
 /// Settings of a [`Node`](super::Node). Every limit bounds something that a peer could make the node hold.
@@ -20,8 +21,12 @@ pub struct Config {
     pub first_sequence: u64,
     /// Seed of the random part of reconnect delays.
     pub seed: u64,
-    /// Lanes (TCP connections) that the node offers each peer: 1, 2, 4 or 8. Default 1.
+    /// Lanes (TCP connections) that the node offers own peers and kernels from 7.0 on, 1 to 8. Default 1.
     pub lanes: u8,
+    /// Lanes that it offers kernels up to 6.18, 1 to 8. Those pair connections with lanes by the order in which they come, so that
+    /// after a reset messages can be lost, come twice or out of order when there are several. Default 1; 8 for a host that ran the kernel's
+    /// module before, whose old peers remember 8 and would strand what waits on their lanes above 0 if told less.
+    pub old_kernel_lanes: u8,
     /// What the node offers own peers. Default: acks and window.
     pub capabilities: Capabilities,
     /// Largest message in bytes, at most 1 MiB. Default 1 MiB.
@@ -42,12 +47,16 @@ pub struct Config {
     pub handshake_timeout: Duration,
     /// How long to wait for a sign from a kernel that sends none before sending anyway. Default 1 s.
     pub identity_grace: Duration,
-    /// Whether pings are answered (kernel: `ping_enable`). Default true.
+    /// Whether pings are answered (kernel: `ping_enable`). Handshake pings always are: programs of kernels before 7.0 would wait for ever
+    /// for the answer. Default true.
     pub ping_enable: bool,
-    /// Most peers known at once. Default 4096.
+    /// Most peers known at once. Past it the one that has been without a connection, messages and waiting senders for the longest time makes
+    /// room. Default 4096.
     pub max_peers: usize,
     /// Most accepted connections that have not finished their handshake. Default 256.
     pub max_handshakes: usize,
+    /// Which peers are talked to. Default everybody.
+    pub peers: PeerFilter,
 }
 
 /// A setting that cannot work.
@@ -57,8 +66,8 @@ pub enum ConfigError {
     /// The address is a wildcard, multicast, broadcast or link-local IPv6 address.
     #[error("{0} cannot be a node's address: give one unicast address of this host, not a link-local one")]
     Address(IpAddr),
-    /// Lanes are no power of two up to 8: the kernel's choice of a lane would leave some unused.
-    #[error("{0} lanes: give 1, 2, 4 or 8")]
+    /// A number of lanes out of range.
+    #[error("{0} lanes: give 1 to 8")]
     Lanes(u8),
     /// Message limit out of range.
     #[error("a message limit of {0} bytes: give 1 to 1048576")]
@@ -85,6 +94,7 @@ impl Config {
             first_sequence: 0,
             seed: u64::from(generation.get()),
             lanes: 1,
+            old_kernel_lanes: 1,
             capabilities: Capabilities::ACKS.with(Capabilities::WINDOW),
             max_message: MAX_MESSAGE,
             receive_budget: 256 << 20,
@@ -97,6 +107,18 @@ impl Config {
             ping_enable: true,
             max_peers: 4096,
             max_handshakes: 256,
+            peers: PeerFilter::default(),
+        }
+    }
+
+    /// Lanes for a host of that many CPUs: the largest power of two that is not above their number, at most 8.
+    #[must_use]
+    pub const fn lanes_for(cpus: usize) -> u8 {
+        match cpus {
+            8.. => 8,
+            4.. => 4,
+            2.. => 2,
+            _ => 1,
         }
     }
 
@@ -105,6 +127,11 @@ impl Config {
     #[must_use]
     pub const fn first_sequence_at(unix_millis: u64) -> u64 {
         (unix_millis & ((1 << 43) - 1)) << 20
+    }
+
+    /// What the node announces to own peers: its capabilities, and how many lanes it offers.
+    pub(super) const fn announced(&self) -> Capabilities {
+        self.capabilities.with_lanes(self.lanes)
     }
 
     /// Checks every setting.
@@ -124,8 +151,10 @@ impl Config {
         if !unicast {
             return Err(ConfigError::Address(self.address));
         }
-        if !self.lanes.is_power_of_two() || self.lanes > MAX_LANES {
-            return Err(ConfigError::Lanes(self.lanes));
+        for lanes in [self.lanes, self.old_kernel_lanes] {
+            if !(1..=MAX_LANES).contains(&lanes) {
+                return Err(ConfigError::Lanes(lanes));
+            }
         }
         if self.max_message == 0 || self.max_message > MAX_MESSAGE {
             return Err(ConfigError::MaxMessage(self.max_message));
@@ -144,5 +173,29 @@ impl Config {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn automatic_lanes_are_the_largest_power_of_two_that_the_cpus_allow() {
+        let lanes: Vec<u8> = [0, 1, 2, 3, 4, 6, 7, 8, 9, 100].map(Config::lanes_for).into();
+        assert_eq!(lanes, [1, 1, 2, 2, 4, 4, 4, 8, 8, 8]);
+    }
+
+    #[test]
+    fn lanes_are_1_to_8_towards_everybody() {
+        let address = IpAddr::from([127, 0, 0, 1]);
+        for lanes in 0..=9 {
+            let mut config = Config::new(address, NonZeroU32::MIN);
+            config.lanes = lanes;
+            let refused = if (1..=8).contains(&lanes) { Ok(()) } else { Err(ConfigError::Lanes(lanes)) };
+            assert_eq!(config.validate(), refused);
+            (config.lanes, config.old_kernel_lanes) = (1, lanes);
+            assert_eq!(config.validate(), refused);
+        }
     }
 }

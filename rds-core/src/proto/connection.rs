@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::{SocketId, Time};
+use super::kernel::Pairing;
+use super::{ConnId, SocketId, Time};
 use crate::buffer::{Chunk, Filling};
 use crate::wire::{Capabilities, Decoder, Header, Identity};
 
@@ -51,8 +52,33 @@ pub(super) struct Conn {
     pub(super) segments: bool,
     /// Who is there, once the first message has told.
     pub(super) identity: Option<Identity>,
-    /// Nothing told, the time of grace passed, and it was taken for a kernel.
+    /// It has said nothing and was taken for a kernel's: after a time of grace, or because a newer one of its lane has spoken.
     pub(super) assumed: bool,
+    /// How the kernel pairs connections with lanes, as its handshake on this connection showed.
+    pub(super) pairing: Option<Pairing>,
+    /// The lane was found when it was accepted.
+    pub(super) lane_given: bool,
+    /// Its lane shows only once another connection ends.
+    pub(super) any_lane: bool,
+    /// Handshake pings sent and pongs received, towards kernels.
+    pub(super) pings: u32,
+    pub(super) pongs: u32,
+    /// The first ping that told the kernel how many lanes there are.
+    pub(super) told_in: Option<u32>,
+    /// A ping that tells so is due.
+    pub(super) tell_due: bool,
+    /// No data before the kernel's pong shows who took the connection.
+    pub(super) needs_pong: bool,
+    /// It has not answered the first ping, as one that has all that is unacknowledged does not: that is sent again, and another ping.
+    pub(super) probing: bool,
+    /// A kernel has taken the connection for its first lane's, and it is not that.
+    pub(super) misplaced: bool,
+    /// A message was accepted on it.
+    pub(super) accepted: bool,
+    /// The first data of a kernel has waited for its turn.
+    pub(super) in_turn: bool,
+    /// Connections that are to be read first.
+    pub(super) after: Vec<ConnId>,
     /// The peer's generation as its handshake on this connection showed it; the outer `None` before any handshake message.
     pub(super) generation: Option<Option<u32>>,
     pub(super) got_ping: bool,
@@ -66,7 +92,7 @@ pub(super) struct Conn {
     pub(super) partial: Option<Partial>,
     pub(super) target_out: bool,
     /// A whole message that could not be judged while parked.
-    pub(super) deferred: Option<(Header, Box<[u8]>)>,
+    pub(super) deferred: Option<(Header, Filling)>,
     /// The driver was told to stop reading.
     pub(super) paused: bool,
     /// Window bytes received on this connection, and the limit that we announced.
@@ -127,6 +153,19 @@ impl Conn {
             segments: false,
             identity: None,
             assumed: false,
+            pairing: None,
+            lane_given: false,
+            any_lane: false,
+            pings: 0,
+            pongs: 0,
+            told_in: None,
+            tell_due: false,
+            needs_pong: false,
+            probing: false,
+            misplaced: false,
+            accepted: false,
+            in_turn: false,
+            after: Vec::new(),
             generation: None,
             got_ping: false,
             got_pong: false,
@@ -203,7 +242,15 @@ impl Conn {
 
     /// Whether data may go out.
     pub(super) fn may_send_data(&self) -> bool {
-        self.phase == Phase::Carrying && self.hold_until.is_none() && (!self.is_own() || self.got_pong)
+        self.may_send_again() && !self.needs_pong
+    }
+
+    /// Whether data may go out that went out on an earlier connection.
+    pub(super) fn may_send_again(&self) -> bool {
+        self.phase == Phase::Carrying
+            && self.hold_until.is_none()
+            && (!self.needs_pong || self.probing)
+            && (!self.is_own() || self.got_pong)
     }
 
     /// Whether anything may go out.
@@ -314,6 +361,11 @@ impl Conns {
         let all = self.slots.iter().enumerate().filter_map(|(i, c)| Some((i as u32, c.as_ref()?)));
         let (index, c) = all.filter(|(_, c)| silent(c)).min_by_key(|(_, c)| c.since)?;
         Some(super::ConnId { index, serial: c.serial })
+    }
+
+    /// The peers of all connections.
+    pub(super) fn peers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slots.iter().flatten().map(|c| c.peer)
     }
 
     /// Live connections of a peer, and their number.

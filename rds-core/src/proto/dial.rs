@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::carry::KEEP;
 use super::connection::Phase;
 use super::node::Timer;
-use super::order::is_smaller;
+use super::order::{is_smaller, port_step};
 use super::{Action, CloseMode, ConnId, DropReason, Node, Time};
 use crate::info::Counter;
 
@@ -32,13 +32,19 @@ impl Node {
     /// Makes whatever connection of the peer is missing and wanted.
     fn connect_peer(&mut self, now: Time, peer: u32) {
         let p = &self.peers[peer as usize];
-        if self.closing || !p.is_wanted(now) {
+        if self.closing || !p.is_wanted(now) || !self.config.peers.outbound.allows(p.address) {
             return;
         }
+        let kernel = p.is_kernel();
         let missing: Vec<u8> = (0..p.lanes.len() as u8)
             .filter(|&i| {
                 let lane = &p.lanes[usize::from(i)];
-                let used = i == 0 || (i < p.count && p.incarnation.is_some()) || lane.has_messages();
+                let used = match i {
+                    0 => true,
+                    // A larger node's knock makes a kernel dial its first lane only.
+                    _ if kernel => p.we_dial && self.may_dial_upper(peer, i),
+                    _ => (i < p.count && p.incarnation.is_some()) || lane.has_messages(),
+                };
                 used && lane.conn.is_none() && lane.dialing.is_none() && lane.dial_at.is_none()
             })
             .collect();
@@ -60,7 +66,10 @@ impl Node {
         }
         let p = &mut self.peers[peer as usize];
         p.lanes[usize::from(lane)].dialing = Some(conn.index);
-        self.actions.push_back(Action::Connect { conn, peer: p.address, lane, lanes: self.config.lanes });
+        let own = p.incarnation.is_some_and(|i| i.identity.is_own());
+        // A kernel may remember that an earlier life of ours told lanes by source ports, even if we offer but one.
+        let port_step = if own && self.config.lanes == 1 { 1 } else { port_step(self.config.lanes) };
+        self.actions.push_back(Action::Connect { conn, peer: p.address, lane, port_step });
         self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
     }
 
@@ -101,7 +110,7 @@ impl Node {
         let p = &mut self.peers[peer as usize];
         p.knocking = Some(conn.index);
         self.counters.add(Counter::ConnPokes, 1);
-        self.actions.push_back(Action::Connect { conn, peer: p.address, lane: 0, lanes: 1 });
+        self.actions.push_back(Action::Connect { conn, peer: p.address, lane: 0, port_step: 1 });
         self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
     }
 
@@ -140,15 +149,20 @@ impl Node {
     }
 
     fn expect_handshake(&mut self, now: Time, conn: ConnId) {
-        self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
         let Some(c) = self.conns.get_mut(conn) else { return };
         self.established += 1;
         c.order = self.established;
-        let kernel = self.peers[c.peer as usize].incarnation.is_some_and(|i| !i.identity.is_own());
-        if c.dialed && c.lane > 0 && kernel {
+        self.expect_word(now, conn);
+        self.mark_ready(conn.index);
+    }
+
+    /// A connection that stands has to say who is there, within a time.
+    pub(super) fn expect_word(&mut self, now: Time, conn: ConnId) {
+        self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
+        let Some(c) = self.conns.get(conn) else { return };
+        if c.lane > 0 && self.peers[c.peer as usize].is_kernel() {
             self.timers.set(now + self.config.identity_grace, Timer::Grace(conn));
         }
-        self.mark_ready(conn.index);
     }
 
     /// The connection asked for by [`Action::Connect`] could not be made. Another attempt follows after a delay.
@@ -161,17 +175,24 @@ impl Node {
     /// # Errors
     /// [`DropReason`]: close it at once; nothing is kept of it.
     pub fn accept(&mut self, now: Time, peer: IpAddr, source_port: u16) -> Result<ConnId, DropReason> {
+        self.clock = self.clock.max(now);
         if self.closing {
             return Err(DropReason::Shutdown);
         }
         if peer == self.config.address {
             return Err(DropReason::OwnAddress);
         }
+        let we_dial = is_smaller(self.config.address, peer);
+        let rules = &self.config.peers;
+        if !rules.inbound.allows(peer) || (we_dial && !rules.outbound.allows(peer)) {
+            self.counters.add(Counter::ConnRefused, 1);
+            return Err(DropReason::NotAllowed);
+        }
         let Some(index) = self.peer_of(peer) else {
             self.counters.add(Counter::ConnRefused, 1);
             return Err(DropReason::Limit);
         };
-        if is_smaller(self.config.address, peer) {
+        if we_dial {
             self.answer_knock(now, index);
             return Err(DropReason::Poke);
         }
@@ -184,14 +205,12 @@ impl Node {
         }
         // Its peer may have been this one, and have been forgotten with it.
         let index = self.peer_of(peer).ok_or(DropReason::Limit)?;
-        let p = &self.peers[index as usize];
-        let kernel = p.incarnation.is_some_and(|i| !i.identity.is_own());
-        let told = (source_port % 8) as u8;
-        let lane =
-            if self.config.lanes > 1 && !kernel && usize::from(told) < p.lanes.len() { told } else { 0 };
-        let conn = self.conns.insert(index, lane, now);
+        let kernel = self.peers[index as usize].is_kernel();
+        let lane = if kernel { self.kernel_lane(index, source_port, None) } else { Some(0) };
+        let conn = self.conns.insert(index, lane.unwrap_or(0), now);
         if let Some(c) = self.conns.get_mut(conn) {
             c.source_port = source_port;
+            (c.lane_given, c.any_lane) = (kernel, lane.is_none());
             c.greet(now);
         }
         self.handshakes += 1;

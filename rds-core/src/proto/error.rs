@@ -18,6 +18,18 @@ pub enum BindError {
     /// The node is shutting down (kernel: ENETDOWN).
     #[error("the node is shutting down")]
     ShuttingDown,
+    /// Only of a daemon: the program, or its user, has as many sockets or as large buffers as it may.
+    #[error("the daemon gives this program no more sockets: close some, or have its quota raised")]
+    Quota,
+    /// Only of a daemon: this user may not bind the port.
+    #[error("this user may not bind RDS port {0}: choose another, or have the daemon's access rules changed")]
+    NotAllowed(u16),
+    /// Only of a daemon: it cannot be reached, or did not answer in time.
+    #[error("the daemon does not answer: see that rds-server runs, and try again")]
+    Unreachable,
+    /// An embedded node's ports cannot be shared: that takes a daemon.
+    #[error("RDS port {0} can only be shared at a daemon: attach to one")]
+    NotShared(u16),
 }
 
 /// Why a message was not queued. Never partial: the whole message was taken, or nothing.
@@ -44,6 +56,9 @@ pub enum SendError {
     /// The node is shutting down (kernel: ENETUNREACH).
     #[error("the node is shutting down")]
     ShuttingDown,
+    /// The node's settings forbid to send to this peer.
+    #[error("the node may not send to this address: its list of peers refuses it")]
+    NotAllowed,
     /// The node knows as many peers as it may. Raise `max_peers`.
     #[error("the node already knows the most peers it may")]
     TooManyPeers,

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::buffer::{Filling, Memory};
+use crate::buffer::{Filling, Memory, Span, View};
 
 use crate::wire::FramingError;
 
@@ -29,6 +29,16 @@ pub struct SocketId {
 }
 
 impl SocketId {
+    /// Of a socket that is no node's, but attached to one, by the number that it has there.
+    pub(crate) const fn attached(number: u32) -> Self {
+        Self { index: number & 0xffff, serial: number >> 16 }
+    }
+
+    /// The number of an attached socket.
+    pub(crate) const fn number(self) -> u32 {
+        self.serial << 16 | self.index
+    }
+
     /// A small number, unique among live sockets, for tables of the driver.
     #[must_use]
     pub const fn index(self) -> usize {
@@ -113,15 +123,24 @@ pub enum DropReason {
     /// An own peer sent data before the handshake was over.
     #[error("peer sent a message before the handshake was over")]
     OutOfTurn,
+    /// The node's settings refuse this peer.
+    #[error("the list of peers refuses the address")]
+    NotAllowed,
     /// The peer has the address of this very node.
     #[error("the peer has this node's own address")]
     OwnAddress,
     /// The connection is for a lane that is not in use between the two.
     #[error("the connection is for a lane that is not in use")]
     LaneUnused,
+    /// A kernel that does not know our lanes took a connection for its first one.
+    #[error("the kernel took the connection for another lane")]
+    OtherLane,
     /// A newer connection of the peer took its place.
     #[error("replaced by a newer connection")]
     Replaced,
+    /// The driver gave it up ([`Node::give_up`](super::Node::give_up)): its peer has taken nothing for too long.
+    #[error("the peer has taken nothing for too long")]
+    Stuck,
     /// Too many connections or peers.
     #[error("limit of connections or peers reached")]
     Limit,
@@ -144,7 +163,7 @@ pub enum DropReason {
 #[non_exhaustive]
 pub enum Action {
     /// Open a TCP connection from the node's address to `peer` and report [`Node::connected`](super::Node::connected) or
-    /// [`Node::connect_failed`](super::Node::connect_failed). With `lanes > 1` the source port must be `lane` modulo 8.
+    /// [`Node::connect_failed`](super::Node::connect_failed).
     Connect {
         /// Its name from now on.
         conn: ConnId,
@@ -152,8 +171,8 @@ pub enum Action {
         peer: IpAddr,
         /// Lane, 0 to 7.
         lane: u8,
-        /// Lanes that this node offers.
-        lanes: u8,
+        /// The source port must be congruent to `lane` modulo this; 1: any port will do.
+        port_step: u16,
     },
     /// End a connection. No transmit of it begins any more; one that is under way may end.
     Close {
@@ -235,6 +254,16 @@ pub enum Action {
         /// Whether it is another incarnation than before.
         restarted: bool,
     },
+    /// A kernel uses a lane that this node does not offer: it remembers more lanes of an earlier life. What it sends there is received; what waits
+    /// there when the connection breaks is stranded. Told once for each peer; for the log.
+    PeerRemembersLanes {
+        /// Which.
+        peer: IpAddr,
+        /// The lane, 0 to 7.
+        lane: u8,
+        /// Lanes that this node offers.
+        lanes: u8,
+    },
     /// The last connection to a peer was lost; for the log.
     PeerDown {
         /// Which.
@@ -247,16 +276,59 @@ pub enum Action {
 pub enum Body<'a> {
     /// Lies in the driver's receive buffer: copy it.
     Borrowed(&'a [u8]),
+    /// Lies in memory that another process may change at any moment: copy it. Of senders on this node alone.
+    Shared(&'a Span),
     /// Was put together in a buffer of its own: keep it.
     Owned(Filling),
 }
 
 impl Body<'_> {
-    /// The payload bytes.
+    /// Its length in bytes.
     #[must_use]
-    pub fn as_slice(&self) -> &[u8] {
+    pub fn len(&self) -> usize {
         match self {
-            Self::Borrowed(b) => b,
+            Self::Borrowed(b) => b.len(),
+            Self::Shared(span) => span.len(),
+            Self::Owned(b) => b.filled(),
+        }
+    }
+
+    /// Whether it is empty; an empty message is a message.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The payload bytes, unless another process shares them.
+    #[must_use]
+    pub fn as_slice(&self) -> Option<&[u8]> {
+        match self {
+            Self::Borrowed(b) => Some(b),
+            Self::Shared(_) => None,
+            Self::Owned(b) => b.as_slice(),
+        }
+    }
+
+    /// A copy of the payload bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        match self {
+            Self::Shared(span) => span.to_vec(),
+            Self::Owned(b) => b.to_vec(),
+            Self::Borrowed(b) => b.to_vec(),
+        }
+    }
+
+    /// The payload in memory that may be kept: its own, or a copy.
+    pub(super) fn keep(self) -> Filling {
+        let copy = |view: View<'_>, len| {
+            let mut bytes = vec![0; len].into_boxed_slice();
+            view.copy_to(&mut bytes);
+            Filling::whole(Memory::Heap(bytes))
+        };
+        match self {
+            Self::Borrowed(b) => copy(View::Bytes(b), b.len()),
+            Self::Shared(span) => copy(View::Shared(span.clone()), span.len()),
             Self::Owned(b) => b,
         }
     }
@@ -264,9 +336,11 @@ impl Body<'_> {
 
 /// Where a node puts messages for sockets. The driver owns the queues; the node only counts.
 pub trait Inbox {
-    /// Memory for a message of `len` bytes that does not lie whole in the input.
-    fn memory(&mut self, len: usize) -> Memory {
-        Memory::Heap(vec![0; len].into_boxed_slice())
+    /// Gives memory to a message that does not lie whole in the input, of which nothing has come. `socket`: the one to which it goes, unless
+    /// it is closed meanwhile; `None` of a congestion map.
+    fn place(&mut self, socket: Option<SocketId>, message: &mut Filling) {
+        let _ = socket;
+        message.place(Memory::Heap(vec![0; message.capacity()].into_boxed_slice()));
     }
 
     /// Queues a message for `socket`. It counts as accepted when this returns.

@@ -102,14 +102,16 @@ impl Node {
     /// one ignores it by far.
     pub(super) fn must_pause(&self, index: u32) -> bool {
         let Some(c) = self.conns.at(index) else { return false };
+        let budget = self.config.receive_budget;
+        let windowed = c.common(self.config.capabilities).contains(Capabilities::WINDOW);
         if matches!(c.phase, Phase::Draining | Phase::Closing) {
-            return false;
+            // Something waits for its end; but not at any price.
+            return !windowed && self.local.queued >= budget.saturating_mul(2);
         }
-        if c.phase == Phase::Parked {
+        if c.phase == Phase::Parked || !c.after.is_empty() {
             return true;
         }
-        let budget = self.config.receive_budget;
-        if c.common(self.config.capabilities).contains(Capabilities::WINDOW) {
+        if windowed {
             return self.local.queued >= budget.saturating_mul(2);
         }
         self.local.queued >= budget

@@ -333,12 +333,12 @@ impl Lane {
     /// Takes cancelled messages out of the queue; `victim` chooses. Inline ones stay as holes while those are the smaller part.
     pub(super) fn cancel(
         &mut self,
-        victim: impl Fn(SocketId, u16) -> bool,
+        mut victim: impl FnMut(SocketId, u16, Option<Token>) -> bool,
         released: &mut Vec<Chunk>,
     ) -> Vec<(SocketId, u16, u16, u32, Option<Token>)> {
         let mut gone = Vec::new();
         for q in &mut self.queue {
-            if !q.dead && victim(q.socket, q.dport) {
+            if !q.dead && victim(q.socket, q.dport, q.token) {
                 q.dead = true;
                 gone.push((q.socket, q.sport, q.dport, q.len, q.token));
             }
@@ -360,7 +360,7 @@ impl Lane {
         }
         self.held.retain(|_, held| {
             held.retain_mut(|q| {
-                let hit = victim(q.socket, q.dport);
+                let hit = victim(q.socket, q.dport, q.token);
                 if hit {
                     if let Stored::Apart(bytes) = &mut q.stored {
                         released.push(std::mem::replace(bytes, Chunk::empty()));
@@ -372,7 +372,7 @@ impl Lane {
             !held.is_empty()
         });
         for u in &mut self.unacked {
-            if !u.dead && victim(u.socket, u.dport) {
+            if !u.dead && victim(u.socket, u.dport, u.token) {
                 u.dead = true;
                 gone.push((u.socket, u.sport, u.dport, u.len, u.token.take()));
                 u.socket = super::local::NO_SOCKET;

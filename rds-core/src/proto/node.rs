@@ -10,6 +10,7 @@ use bytes::BytesMut;
 use super::connection::{Conns, Phase};
 use super::local::Local;
 use super::order::is_smaller;
+use super::past::Past;
 use super::peer::Peer;
 use super::{Action, BindError, CloseMode, Config, ConfigError, ConnId, DropReason, SocketId, Time};
 use crate::buffer::Chunk;
@@ -26,7 +27,7 @@ pub(super) enum Timer {
     Knock(u32),
     /// A connection must have finished its handshake.
     Handshake(ConnId),
-    /// A lane of a kernel that has said nothing is used all the same.
+    /// A kernel that has said nothing on a lane, or not how it goes about lanes, is taken for one that will not.
     Grace(ConnId),
     /// A kernel that may have restarted has not shown its generation.
     Hold(ConnId),
@@ -69,7 +70,7 @@ pub struct Node {
     pub(super) vacant: Vec<u32>,
     pub(super) by_address: HashMap<IpAddr, u32>,
     /// The peer looked up last: most sends go where the one before went.
-    last_peer: Option<(IpAddr, u32)>,
+    pub(super) last_peer: Option<(IpAddr, u32)>,
     pub(super) conns: Conns,
     /// Connections established so far.
     pub(super) established: u64,
@@ -85,6 +86,10 @@ pub struct Node {
     /// Peers to which a connection is wanted.
     pub(super) wanting: Vec<u32>,
     pub(super) timers: Timers,
+    /// The time that the driver told last.
+    pub(super) clock: Time,
+    /// What was accepted from peers that made room for others.
+    pub(super) past: Past,
     /// Window bytes that were granted and have not come.
     pub(super) granted: u64,
     /// Accepted connections that do not carry their lane yet.
@@ -122,6 +127,8 @@ impl Node {
             reconsidering: false,
             wanting: Vec::new(),
             timers: Timers::default(),
+            clock: Time::ZERO,
+            past: Past::default(),
             granted: 0,
             handshakes: 0,
             shutting_down: false,
@@ -230,6 +237,7 @@ impl Node {
 
     /// The next thing to do.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
+        self.clock = self.clock.max(now);
         self.satisfy_wants(now);
         self.actions.pop_front()
     }
@@ -249,6 +257,7 @@ impl Node {
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
+        self.clock = self.clock.max(now);
         while let Some((at, timer)) = self.timers.due(now) {
             match timer {
                 Timer::Dial(peer, lane) => self.dial_due(now, at, peer, lane),
@@ -279,10 +288,12 @@ impl Node {
             self.last_peer = Some((address, index));
             return Some(index);
         }
-        if self.by_address.len() >= self.config.max_peers {
+        if !self.make_room() {
             return None;
         }
-        let peer = Peer::new(address, is_smaller(self.config.address, address), self.config.first_sequence);
+        let mut peer =
+            Peer::new(address, is_smaller(self.config.address, address), self.config.first_sequence);
+        self.past.recall(&mut peer, self.config.first_sequence);
         let index = match self.vacant.pop() {
             Some(index) => {
                 self.peers[index as usize] = peer;
@@ -348,7 +359,9 @@ impl Node {
 
     fn peer_info(&self, index: u32, queues: bool) -> PeerInfo {
         let peer = &self.peers[index as usize];
-        let connections = peer.lanes.iter().enumerate().map(|(lane, l)| {
+        let used = |l: &super::lane::Lane| l.conn.is_some() || l.rx > 0 || l.has_messages();
+        let shown = peer.lanes.iter().rposition(used).map_or(1, |last| last + 1).max(usize::from(peer.count));
+        let connections = peer.lanes.iter().take(shown).enumerate().map(|(lane, l)| {
             let carrying = l.conn.and_then(|c| self.conns.at(c));
             let state = match (carrying, l.dialing) {
                 (Some(c), _) if c.may_send_data() => "up",
@@ -400,6 +413,7 @@ impl Node {
             delivery: peer.guarantee(self.config.capabilities).map(super::Guarantee::name),
             generation: peer.incarnation.and_then(|i| i.generation.flatten()),
             lanes: peer.count,
+            kind: peer.kind(),
             congested_ports: peer.map.len() as u32,
             connections: connections.collect(),
         }

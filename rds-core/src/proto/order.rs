@@ -16,14 +16,26 @@ pub fn is_smaller(a: IpAddr, b: IpAddr) -> bool {
     key(a) < key(b)
 }
 
-/// The lane of a socket bound to `port` when `count` lanes are in use: `jhash_1word(port, 0) & (count - 1)`
-/// (`net/rds/rds.h`, `RDS_MPATH_HASH`). `count` of 0 or 1 gives 0.
+/// The lane on which we send from a socket bound to `port` when `count` lanes are in use: `jhash_1word(port, 0) % count`. With a power
+/// of two that is what kernels do (`net/rds/rds.h`, `RDS_MPATH_HASH`), which leave some lanes unused otherwise
+/// ([`kernel_lane_of_port`]). `count` of 0 or 1 gives 0.
 #[must_use]
 pub fn lane_of_port(port: u16, count: u8) -> u8 {
-    if count <= 1 {
-        return 0;
-    }
-    (jhash_1word(u32::from(port)) & (u32::from(count) - 1)) as u8
+    (jhash_1word(u32::from(port)) % u32::from(count.max(1))) as u8
+}
+
+/// The lane on which a kernel sends: `jhash_1word(port, 0) & (count - 1)`. `count` of 0 or 1 gives 0.
+#[must_use]
+pub fn kernel_lane_of_port(port: u16, count: u8) -> u8 {
+    (jhash_1word(u32::from(port)) & (u32::from(count.max(1)) - 1)) as u8
+}
+
+/// The number to which the source port of a connection must be congruent to its lane: own peers look at the port modulo 8, kernels
+/// at it modulo the lanes that we told them.
+#[must_use]
+pub fn port_step(lanes: u8) -> u16 {
+    let lanes = u16::from(lanes.max(1));
+    (8..).step_by(8).find(|step| step % lanes == 0).unwrap_or(8)
 }
 
 /// `jhash_1word(a, 0)` of `include/linux/jhash.h`.
@@ -60,6 +72,35 @@ mod tests {
         assert_eq!(lanes, [5, 6, 6, 7, 6, 7]);
         assert_eq!(lane_of_port(4301, 1), 0);
         assert_eq!(lane_of_port(4301, 0), 0);
+        for count in [1, 2, 4, 8] {
+            assert!(
+                (2..5000).all(|p| lane_of_port(p, count) == kernel_lane_of_port(p, count)),
+                "{count} lanes"
+            );
+        }
+    }
+
+    #[test]
+    fn any_number_of_lanes_is_used_whole() {
+        for count in 1..=8u8 {
+            let used: std::collections::BTreeSet<u8> = (2..2000).map(|p| lane_of_port(p, count)).collect();
+            assert_eq!(used, (0..count).collect(), "{count} lanes");
+        }
+        // A kernel told 3 uses two of them (seen on kernels).
+        let used: std::collections::BTreeSet<u8> = (2..2000).map(|p| kernel_lane_of_port(p, 3)).collect();
+        assert_eq!(used, [0, 2].into());
+    }
+
+    #[test]
+    fn a_source_port_tells_its_lane_modulo_8_and_modulo_the_number_of_lanes() {
+        let steps: Vec<u16> = (1..=8).map(port_step).collect();
+        assert_eq!(steps, [8, 8, 24, 8, 40, 24, 56, 8]);
+        for lanes in 1..=8u8 {
+            for lane in 0..u16::from(lanes) {
+                let port = 40_000 / port_step(lanes) * port_step(lanes) + lane;
+                assert_eq!((port % 8, port % u16::from(lanes)), (lane, lane));
+            }
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A peer: the other end of all lanes between two nodes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use super::kernel::Pairing;
 use super::lane::Lane;
 use super::order::lane_of_port;
 use super::{Guarantee, SocketId, Time};
@@ -20,7 +21,7 @@ pub(super) struct Incarnation {
 impl Incarnation {
     /// Whether `newer` is another life. What one of them has not shown does not tell.
     pub(super) fn differs(&self, newer: &Self) -> bool {
-        self.identity != newer.identity
+        self.identity.of_life() != newer.identity.of_life()
             || matches!((self.generation, newer.generation), (Some(a), Some(b)) if a != b)
     }
 }
@@ -33,6 +34,16 @@ pub(super) struct Peer {
     pub(super) lanes: Vec<Lane>,
     /// Lanes in use, as negotiated.
     pub(super) count: u8,
+    /// How it pairs connections with lanes, once that is known, if it is a kernel.
+    pub(super) pairing: Option<Pairing>,
+    /// The kernel's present life has shown that it knows how many lanes we offer it.
+    pub(super) agreed: bool,
+    /// It was logged that the kernel uses lanes that we do not offer.
+    pub(super) warned: bool,
+    /// The number that a kernel's first lane will use next, when it was last used on misplaced connections; otherwise 0.
+    pub(super) misplaced_rx: u64,
+    /// Connections of a kernel that pairs by arrival, for the lane that loses its connection next.
+    pub(super) spare: VecDeque<u32>,
     pub(super) incarnation: Option<Incarnation>,
     /// Which connection showed that last, by the order in which they were established.
     pub(super) shown: u64,
@@ -52,6 +63,8 @@ pub(super) struct Peer {
     pub(super) tested_at: Option<Time>,
     /// Reconnect without a reason of our own until then.
     pub(super) keep_until: Option<Time>,
+    /// When it last lost a connection.
+    pub(super) idle_since: Time,
     /// Whether it was reported up.
     pub(super) up: bool,
     /// What was reported last.
@@ -65,6 +78,11 @@ impl Peer {
             we_dial,
             lanes: vec![Lane::new(first_sequence)],
             count: 1,
+            pairing: None,
+            agreed: false,
+            warned: false,
+            misplaced_rx: 0,
+            spare: VecDeque::new(),
             incarnation: None,
             shown: 0,
             map: CongestionMap::new(),
@@ -76,8 +94,25 @@ impl Peer {
             knock_delay: Duration::ZERO,
             tested_at: None,
             keep_until: None,
+            idle_since: Time::ZERO,
             up: false,
             told: None,
+        }
+    }
+
+    /// Whether it was a kernel when it showed itself last.
+    pub(super) fn is_kernel(&self) -> bool {
+        self.incarnation.is_some_and(|i| !i.identity.is_own())
+    }
+
+    /// What it is, in words.
+    pub(super) fn kind(&self) -> &'static str {
+        match (self.incarnation, self.pairing) {
+            (None, _) => "unknown",
+            (Some(i), _) if i.identity.is_own() => "own",
+            (Some(_), Some(Pairing::SourcePort)) => "kernel >= 7.0",
+            (Some(_), Some(Pairing::Arrival)) => "kernel <= 6.18",
+            (Some(_), None) => "kernel",
         }
     }
 
@@ -110,6 +145,13 @@ impl Peer {
         }
     }
 
+    /// Makes sure that there is a lane of that number.
+    pub(super) fn grow(&mut self, lane: u8, first_sequence: u64) {
+        while self.lanes.len() <= usize::from(lane) {
+            self.lanes.push(Lane::new(first_sequence));
+        }
+    }
+
     /// Uses `count` lanes from now on. A pair of sockets that has messages on another lane than its new one stays there
     /// until the last of them has ended.
     pub(super) fn set_count(&mut self, count: u8, first_sequence: u64) -> bool {
@@ -117,9 +159,7 @@ impl Peer {
             return false;
         }
         self.count = count;
-        while self.lanes.len() < usize::from(count) {
-            self.lanes.push(Lane::new(first_sequence));
-        }
+        self.grow(count - 1, first_sequence);
         self.pins.clear();
         for (index, lane) in self.lanes.iter().enumerate() {
             for (sport, dport) in lane.pairs() {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::connection::{Conn, Partial, Phase};
 use super::{Action, Body, CloseMode, ConnId, DropReason, Inbox, Node, SocketId, Time};
-use crate::buffer::{Filling, Memory};
+use crate::buffer::Filling;
 use crate::info::Counter;
 use crate::wire::congestion::MAP_LEN;
 use crate::wire::{
@@ -50,9 +50,12 @@ impl Node {
                 }
                 Ok(Item::Begin { header }) => self.begin(conn, header),
                 Ok(Item::Chunk { data, last }) => {
-                    if let Some(buffer) = c.partial.as_mut().and_then(|p| p.buffer.as_mut()) {
+                    if let Some(Partial { header, buffer: Some(buffer) }) = c.partial.as_mut() {
                         if !buffer.has_memory() {
-                            buffer.place(inbox.memory(buffer.capacity()));
+                            let of = |h: &Header| {
+                                if h.is_congestion_map() { None } else { self.local.by_port(h.dport) }
+                            };
+                            inbox.place(of(header), buffer);
                         }
                         buffer.extend(data);
                     }
@@ -119,9 +122,15 @@ impl Node {
 
     /// Everything that was there on a connection named by [`Action::Drain`] was fed to [`Node::receive`].
     pub fn drained(&mut self, now: Time, conn: ConnId) {
-        if self.conns.get(conn).is_some_and(|c| c.phase == Phase::Draining) {
-            self.end(now, conn, Some((CloseMode::Now, DropReason::Replaced)));
+        let Some(c) = self.conns.get(conn) else { return };
+        if c.phase != Phase::Draining {
+            self.was_read(c.peer, conn);
+            return;
         }
+        let lane = &self.peers[c.peer as usize].lanes[usize::from(c.lane)];
+        let replaced = lane.stale || !lane.parked.is_empty();
+        let reason = if replaced { DropReason::Replaced } else { DropReason::Stuck };
+        self.end(now, conn, Some((CloseMode::Now, reason)));
     }
 
     fn after_receive(&mut self, conn: ConnId) {
@@ -137,7 +146,8 @@ impl Node {
         }
         let (ready, waiting) = (
             c.window_due || c.ack_due || c.pong_due,
-            (c.stalled || pause) && !matches!(c.phase, Phase::Parked | Phase::Draining),
+            (pause && c.phase != Phase::Parked && c.after.is_empty())
+                || (c.stalled && !matches!(c.phase, Phase::Parked | Phase::Draining)),
         );
         if ready {
             self.mark_ready(conn.index);
@@ -174,7 +184,7 @@ impl Node {
             && !c.paused
             && let Some((header, payload)) = c.deferred.take()
         {
-            self.message(now, conn, header, Body::Owned(Filling::whole(Memory::Heap(payload))), inbox);
+            self.message(now, conn, header, Body::Owned(payload), inbox);
         }
     }
 
@@ -182,12 +192,16 @@ impl Node {
     #[inline]
     fn message(&mut self, now: Time, conn: ConnId, header: Header, body: Body<'_>, inbox: &mut impl Inbox) {
         let Some(c) = self.conns.get(conn) else { return };
-        if (c.identity.is_none() || c.assumed) && !self.first_message(now, conn, &header, &body) {
-            return;
+        let mut body = body;
+        if c.identity.is_none() || c.assumed {
+            match self.first_message(now, conn, &header, body) {
+                Some(now) => body = now,
+                None => return,
+            }
         }
         if header.is_congestion_map() {
             if self.same_identity(now, conn, &header) {
-                self.congestion_map(conn, body.as_slice());
+                self.congestion_map(conn, body.as_slice().unwrap_or_default());
             }
             return;
         }
@@ -217,33 +231,82 @@ impl Node {
             if header.sport != PORT_ENGINE && !self.charge_window(now, conn, &header) {
                 return;
             }
+        } else if !c.in_turn {
+            match self.wait_for_others(conn, &header, body) {
+                Some(now) => body = now,
+                None => return,
+            }
+        }
+        if self.is_too_much(conn)
+            && let Some(c) = self.conns.get_mut(conn)
+        {
+            // It goes on once there is room; nothing may be lost of what its TCP was told that we have.
+            c.deferred = Some((header, body.keep()));
+            c.paused = true;
+            return;
         }
         self.data(conn, &header, body, inbox);
     }
 
-    /// The connection's first message tells who is there. Returns whether it is to be handled now.
-    fn first_message(&mut self, now: Time, conn: ConnId, header: &Header, body: &Body<'_>) -> bool {
+    /// The first data on a kernel's connection: kept if others are to be read before, returned if not.
+    fn wait_for_others<'a>(&mut self, conn: ConnId, header: &Header, body: Body<'a>) -> Option<Body<'a>> {
+        let after = self.read_before(conn);
+        let Some(c) = self.conns.get_mut(conn) else { return Some(body) };
+        c.in_turn = true;
+        if !matches!(c.phase, Phase::Carrying | Phase::Draining) || after.is_empty() {
+            return Some(body);
+        }
+        c.paused = true;
+        c.deferred = Some((*header, body.keep()));
+        self.actions.extend(after.iter().map(|conn| Action::Drain { conn: *conn }));
+        c.after = after;
+        None
+    }
+
+    /// Whether the node holds twice what it should, and the connection has no window that bounds what it adds: each new connection of a
+    /// peer would bring another message, and one that is read out for it all that is on its way.
+    fn is_too_much(&self, conn: ConnId) -> bool {
+        let windowed = |c: &Conn| c.common(self.config.capabilities).contains(Capabilities::WINDOW);
+        self.local.queued >= self.config.receive_budget.saturating_mul(2)
+            && self.conns.get(conn).is_some_and(|c| !windowed(c))
+    }
+
+    /// The connection's first message tells who is there. Returns its payload if it is to be handled now.
+    fn first_message<'a>(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        header: &Header,
+        body: Body<'a>,
+    ) -> Option<Body<'a>> {
         let speaks = header.is_congestion_map() || header.is_handshake_ping() || header.is_handshake_pong();
         let identity = if speaks { header.identity() } else { Identity::Kernel };
-        let Some(c) = self.conns.get_mut(conn) else { return false };
+        let c = self.conns.get_mut(conn)?;
         if c.assumed && identity.is_own() {
             // It was slow, and data went out to it unannounced.
             self.fail(now, conn, DropReason::IdentityChanged);
-            return false;
+            return None;
+        }
+        if identity.is_own() && c.phase == Phase::Draining {
+            // Nothing had been read of it when a kernel spoke on a newer one. It was not answered, so greetings are all there is.
+            self.end(now, conn, Some((CloseMode::Now, DropReason::Replaced)));
+            return None;
         }
         let known = c.identity.is_some();
         c.assumed = false;
         c.identity = Some(identity);
-        if identity.is_own() || known {
-            return true;
+        if identity.is_own() || known || c.phase == Phase::Closing {
+            return Some(body);
         }
-        if self.try_carry(now, conn) {
-            return true;
+        let placed = c.dialed || c.phase != Phase::Handshake;
+        let found = placed || self.find_lane(conn);
+        if found && self.try_carry(now, conn) {
+            return Some(body);
         }
         if let Some(c) = self.conns.get_mut(conn) {
-            c.deferred = Some((*header, body.as_slice().into()));
+            c.deferred = Some((*header, body.keep()));
         }
-        false
+        None
     }
 
     /// Maps and handshake messages must go on saying the same.
@@ -271,9 +334,11 @@ impl Node {
     /// after a newer one had told better, and nobody would ever correct it: what is not known to be congested counts as free. The peer
     /// tells all its connections of every change.
     pub(super) fn forget_map(&mut self, conn: ConnId, peer: u32) {
-        let p = &mut self.peers[peer as usize];
-        if p.map_from == Some(conn) && p.lanes.iter().any(|l| l.conn.is_some()) {
-            p.map_from = None;
+        // One that waits for its turn has told already, and will not do so again.
+        if self.peers[peer as usize].map_from == Some(conn)
+            && self.conns.of_peer(peer).any(|(_, c)| c.identity.is_some())
+        {
+            self.peers[peer as usize].map_from = None;
             self.apply_map(peer, CongestionMap::new());
         }
     }
@@ -335,9 +400,8 @@ impl Node {
                 }
                 return;
             }
-            if self.config.ping_enable || own {
-                self.answer(conn);
-            }
+            // Whatever `ping_enable` says: programs of kernels before 7.0 block in their first send until the pong comes.
+            self.answer(conn);
         } else {
             c.got_pong = true;
             if own && header.ack != 0 && c.answered && !self.acknowledged(now, conn, header.ack) {
@@ -345,9 +409,8 @@ impl Node {
             }
             // Before our own pong nothing of the peer's is known to be about this incarnation of it; it will ask again.
         }
-        if !own {
-            self.note_lanes(conn, &shown);
-            self.adopt(now, conn);
+        if !own && !self.kernel_handshake(now, conn, header, &shown) {
+            return;
         }
         self.came_up(now, conn);
     }
@@ -413,7 +476,12 @@ impl Node {
     /// Whether the message was accepted before. From own peers by number, whatever the flag; from kernels by their rule
     /// (`rds_recv_incoming`).
     fn is_duplicate(&self, c: &Conn, header: &Header) -> bool {
-        let rx = self.peers[c.peer as usize].lanes[usize::from(c.lane)].rx;
+        let p = &self.peers[c.peer as usize];
+        let rx = match p.lanes[usize::from(c.lane)].rx {
+            _ if c.misplaced => p.misplaced_rx,
+            rx if c.lane == 0 && c.phase == Phase::Carrying => rx.max(p.misplaced_rx),
+            rx => rx,
+        };
         if c.is_own() {
             header.sequence <= rx
         } else {
@@ -427,12 +495,14 @@ impl Node {
         let Some(c) = self.conns.get(conn) else { return };
         let duplicate = self.is_duplicate(c, header);
         let (peer, index, own) = (c.peer as usize, usize::from(c.lane), c.is_own());
+        let (misplaced, present) = (c.misplaced, c.phase == Phase::Carrying);
         if own && !c.ack_listed {
             self.ack_list.push(conn);
         }
         if let Some(c) = self.conns.get_mut(conn) {
             c.ack_listed |= own;
             c.rx_unacked += HEADER_LEN as u64 + u64::from(header.len);
+            c.accepted |= !duplicate;
             if duplicate {
                 // It was not acknowledged, or that was lost: say so again.
                 c.ack_sent = 0;
@@ -443,7 +513,15 @@ impl Node {
             return;
         }
         let p = &mut self.peers[peer];
-        p.lanes[index].rx = if own { header.sequence } else { header.sequence.wrapping_add(1) };
+        let next = if own { header.sequence } else { header.sequence.wrapping_add(1) };
+        if misplaced {
+            p.misplaced_rx = next;
+        } else {
+            p.lanes[index].rx = next;
+            if index == 0 && present {
+                p.misplaced_rx = 0;
+            }
+        }
         let from = p.address;
         if header.dport == PORT_ENGINE {
             if header.sport != PORT_ENGINE {
@@ -459,7 +537,7 @@ impl Node {
             self.counters.add(Counter::RecvDropNoSock, 1);
             return;
         };
-        if body.as_slice().len() != header.len as usize {
+        if body.len() != header.len as usize {
             // The socket came while the payload was being passed over.
             self.counters.add(Counter::RecvDropNoSock, 1);
             return;
@@ -497,7 +575,7 @@ impl Node {
         body: Body<'_>,
         inbox: &mut impl Inbox,
     ) -> bool {
-        let len = body.as_slice().len() as u64;
+        let len = body.len() as u64;
         inbox.deliver(socket, from, body);
         self.counters.add(Counter::RecvQueued, 1);
         self.counters.add(Counter::RecvBytesAddedToSock, len);

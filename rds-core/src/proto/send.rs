@@ -6,7 +6,7 @@ use bytes::{BufMut, BytesMut};
 
 use super::lane::{Queued, Stored};
 use super::{Action, Body, Guarantee, Inbox, Node, Outcome, SendError, SocketId, Time, Token};
-use crate::buffer::{Chunk, Filling, Memory};
+use crate::buffer::{Chunk, Filling, Memory, Span, View};
 use crate::info::Counter;
 use crate::wire::{PORT_ENGINE, PORT_PROBE};
 
@@ -22,6 +22,8 @@ pub enum Payload<'a> {
     Copy(&'a [u8]),
     /// Copied, piece after piece, before the call returns.
     Gather(&'a [std::io::IoSlice<'a>]),
+    /// Copied before the call returns, out of memory that another process may change meanwhile.
+    Shared(&'a Span),
     /// Kept until the message has ended; sent from where it lies.
     Owned(Chunk),
 }
@@ -33,6 +35,7 @@ impl Payload<'_> {
         match self {
             Self::Copy(b) => b.len(),
             Self::Gather(v) => v.iter().map(|s| s.len()).sum(),
+            Self::Shared(span) => span.len(),
             Self::Owned(b) => b.len(),
         }
     }
@@ -49,8 +52,9 @@ impl Payload<'_> {
             Self::Gather(v) => v.iter().for_each(|s| out.put_slice(s)),
             Self::Owned(b) => {
                 b.mark_copied();
-                out.put_slice(b);
+                b.append_to(out);
             }
+            Self::Shared(span) => span.append_to(out),
         }
     }
 
@@ -76,7 +80,7 @@ pub struct Rejected<'a> {
 }
 
 /// Whether a message can be addressed to `address`.
-fn is_unicast(address: IpAddr) -> bool {
+pub(crate) fn is_unicast(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(a) => !a.is_unspecified() && !a.is_multicast() && !a.is_broadcast(),
         // Link-local addresses mean nothing without an interface, which a node does not have.
@@ -148,6 +152,9 @@ impl Node {
                 return Err(SendError::Congested);
             }
             return Ok((sport, None));
+        }
+        if !self.config.peers.outbound.allows(address) {
+            return Err(SendError::NotAllowed);
         }
         let peer = self.peer_of(address).ok_or(SendError::TooManyPeers)?;
         let p = &mut self.peers[peer as usize];
@@ -225,12 +232,20 @@ impl Node {
             self.local.by_port(destination.port()).filter(|_| destination.port() != PORT_PROBE)
         {
             let from = SocketAddr::new(self.config.address, sport);
+            let shared;
             let mut whole = Vec::new();
             let body = match payload {
                 Payload::Copy(b) => Body::Borrowed(b),
+                Payload::Shared(span) => Body::Shared(span),
                 Payload::Owned(b) => {
                     b.mark_copied();
-                    Body::Borrowed(b)
+                    match b.view() {
+                        View::Bytes(b) => Body::Borrowed(b),
+                        View::Shared(span) => {
+                            shared = span;
+                            Body::Shared(&shared)
+                        }
+                    }
                 }
                 Payload::Gather(pieces) => {
                     pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
@@ -250,6 +265,16 @@ impl Node {
     /// Cancels the socket's messages to `destination` (or to all): those not begun are forgotten, those unacknowledged are
     /// not sent again. Returns how many.
     pub fn cancel(&mut self, socket: SocketId, destination: Option<SocketAddr>) -> usize {
+        self.cancel_if(socket, destination, |_| true)
+    }
+
+    /// The same, of those messages of which `mine` says so by their tokens.
+    pub fn cancel_if(
+        &mut self,
+        socket: SocketId,
+        destination: Option<SocketAddr>,
+        mut mine: impl FnMut(Option<Token>) -> bool,
+    ) -> usize {
         let mut count = 0;
         for peer in 0..self.peers.len() {
             if destination.is_some_and(|d| d.ip() != self.peers[peer].address) {
@@ -257,7 +282,9 @@ impl Node {
             }
             for lane in 0..self.peers[peer].lanes.len() {
                 let gone = self.peers[peer].lanes[lane].cancel(
-                    |s, dport| s == socket && destination.is_none_or(|d| d.port() == dport),
+                    |s, dport, token| {
+                        s == socket && destination.is_none_or(|d| d.port() == dport) && mine(token)
+                    },
                     &mut self.released,
                 );
                 count += gone.len();

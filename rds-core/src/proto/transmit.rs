@@ -95,11 +95,14 @@ impl Node {
             return true;
         }
         let lane = &self.peers[c.peer as usize].lanes[usize::from(c.lane)];
-        if c.pong_due && (c.is_own() || lane.resend == lane.unacked.len()) {
+        if (c.pong_due || c.tell_due) && (c.is_own() || lane.resend == lane.unacked.len()) {
             return true;
         }
         let again = lane.resend < lane.unacked.len();
         let exempt = !again && lane.queue.front().is_some_and(|q| q.sport == PORT_ENGINE);
+        if again && c.may_send_again() && !self.window_closed(index) {
+            return true;
+        }
         c.may_send_data() && (exempt || (!self.window_closed(index) && (again || !lane.queue.is_empty())))
     }
 
@@ -197,7 +200,7 @@ impl Node {
     fn fill(&mut self, index: u32, max: usize) {
         self.grant(index);
         let Some(c) = self.conns.at_mut(index) else { return };
-        let ours = c.ours(self.config.capabilities);
+        let ours = c.ours(self.config.announced());
         if c.map_due && c.written >= c.map_end {
             c.map_due = false;
             c.push(self.local.map.to_message(ours));
@@ -218,10 +221,11 @@ impl Node {
         if self.conns.at(index).is_some_and(super::connection::Conn::is_own) {
             self.push_pong(index);
         }
-        if self.conns.at(index).is_some_and(super::connection::Conn::may_send_data) {
+        if self.conns.at(index).is_some_and(super::connection::Conn::may_send_again) {
             self.fill_again(index, max);
         }
         self.push_pong(index);
+        self.push_tell(index);
         if self.conns.at(index).is_some_and(super::connection::Conn::may_send_data) {
             self.fill_first(index, max);
         }
@@ -245,15 +249,39 @@ impl Node {
         );
     }
 
-    fn push_handshake(&mut self, index: u32, header: Header) {
+    /// Tells a kernel how many lanes it has with us. Like a pong, with the number given last and behind every retransmission, it leaves
+    /// the kernel's expectation as it is.
+    fn push_tell(&mut self, index: u32) {
         let Some(c) = self.conns.at_mut(index) else { return };
+        let lane = &self.peers[c.peer as usize].lanes[usize::from(c.lane)];
+        if !c.tell_due || lane.resend < lane.unacked.len() {
+            return;
+        }
+        c.tell_due = false;
+        let sequence = lane.next_tx.wrapping_sub(1);
+        self.counters.add(Counter::SendPong, 1);
+        self.push_handshake(
+            index,
+            Header { sequence, sport: PORT_PROBE, dport: PORT_ENGINE, ..Header::default() },
+        );
+    }
+
+    fn push_handshake(&mut self, index: u32, header: Header) {
+        let lanes = self.npaths(index);
+        let Some(c) = self.conns.at_mut(index) else { return };
+        if header.is_handshake_ping() {
+            c.pings += 1;
+            if lanes.is_some() {
+                c.told_in.get_or_insert(c.pings);
+            }
+        }
         let extensions = HandshakeExtensions {
-            lanes: Some(u16::from(self.config.lanes)),
+            lanes,
             generation: Some(self.config.generation.get()),
             source_port_lane: self.config.lanes > 1,
         };
         let header = Header {
-            padding: c.ours(self.config.capabilities).encode(),
+            padding: c.ours(self.config.announced()).encode(),
             extensions: extensions.encode(),
             ..header
         };

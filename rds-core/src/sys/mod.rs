@@ -5,16 +5,26 @@
 //! * `pages`: page-aligned memory. `limits`: how much of it the kernel may pin for us.
 //! * `tcp`: segment size, path MTU, output queue, low-water mark.
 //! * `cpu`: CPU time.
+//! * `shm`: memory shared with another process. `vectored`: the kernel's reads and writes of it. `arena`: slices of such memory that are
+//!   trusted not to change; `ranges`: which are out.
+//! * `peer`: who is at the other end of a Unix socket.
+//! * `af_rds`: the kernel's own RDS sockets.
 #![allow(unsafe_code)]
 
 mod option;
 
+pub(crate) mod af_rds;
+pub(crate) mod arena;
 pub(crate) mod cpu;
 pub(crate) mod error_queue;
 pub(crate) mod limits;
 pub(crate) mod pages;
+pub(crate) mod peer;
+pub(crate) mod ranges;
 pub(crate) mod region;
+pub(crate) mod shm;
 mod tcp;
+pub(crate) mod vectored;
 mod zc_receive;
 pub(crate) mod zerocopy;
 

@@ -3,18 +3,19 @@
 //! Memory that was given to [`send_pinned`] is read by the kernel long after the call, so whoever frees or changes it in
 //! the meantime sends other bytes than it meant to, maybe another message's. Two rules keep that from happening:
 //!
-//! * only memory that nobody can change while a reference to it exists can be given: [`Pinned`];
+//! * only memory that stays in place while a reference to it exists, and that nobody in this process can change, can be given: [`Pinned`];
 //! * the call takes the references and returns them as [`Held`], which does not free them when it is dropped. They come
 //!   out with [`Held::release`], to be called when the kernel said that it is done ([`super::error_queue`]).
 
-use std::io::{self, IoSlice};
+use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use bytes::Bytes;
-use socket2::SockRef;
 
 use super::option;
+pub(crate) use super::vectored::Gather;
+use super::vectored::{Part, Source};
 use crate::buffer::Chunk;
 use crate::zerocopy::{self, Ending};
 
@@ -38,31 +39,28 @@ pub(crate) fn enable(socket: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
-/// A reference to memory that stays as it is while the reference exists.
+/// A reference to memory that stays where it is while the reference exists, and as it is, unless another process shares it.
 ///
 /// # Safety
-/// [`Pinned::bytes`] returns the same memory whenever it is asked, also after the value was moved, and neither its address
-/// nor its contents change before the value is dropped.
-pub(crate) unsafe trait Pinned: Send + 'static {
-    /// The memory.
-    fn bytes(&self) -> &[u8];
-}
+/// [`Source::part`] names the same memory whenever it is asked, also after the value was moved, and it stays mapped until the value is dropped.
+/// Nothing in this process changes it before; what another process changes, it changes in its own messages.
+pub(crate) unsafe trait Pinned: Source + Send + 'static {}
 
 // SAFETY: `Bytes` is a counted reference to immutable memory; what becomes mutable again (`Bytes::try_into_mut`) consumes the
 // value and requires that it is the only one. An owner's bytes (`Bytes::from_owner`) are asked for once and then borrowed.
-unsafe impl Pinned for Bytes {
-    fn bytes(&self) -> &[u8] {
-        self
+unsafe impl Pinned for Bytes {}
+
+// SAFETY: a chunk refers to `Bytes`, as above, or to a payload that was lent, which it keeps: its memory neither moves nor is it used
+// again before the last of the chunks that refer to it is gone. A pool's pages go back there then; a span is shared memory, which
+// stays mapped meanwhile and cannot be cut (F_SEAL_SHRINK).
+unsafe impl Source for Chunk {
+    fn part(&self) -> Part {
+        Self::part(self)
     }
 }
 
-// SAFETY: a chunk refers to `Bytes`, as above, or to a payload that was lent, which hands out shared references alone until the
-// last of the chunks that refer to it is gone; so its memory neither moves nor changes before. A pool's pages go back there then.
-unsafe impl Pinned for Chunk {
-    fn bytes(&self) -> &[u8] {
-        self
-    }
-}
+// SAFETY: as above. What is shared with a client is that client's own payload.
+unsafe impl Pinned for Chunk {}
 
 /// References to what the kernel may be reading. Dropped, it leaks them, which is the only safe thing when nobody waits
 /// for the kernel any longer.
@@ -94,28 +92,6 @@ impl zerocopy::Held for Held<Chunk> {
     }
 }
 
-/// Memory for gathering pieces; used again for any call.
-#[derive(Default)]
-pub(crate) struct Gather(Vec<IoSlice<'static>>);
-
-impl Gather {
-    /// Calls `send` with the pieces as sendmsg(2) wants them.
-    fn with<'a, R>(
-        &mut self,
-        pieces: impl Iterator<Item = &'a [u8]>,
-        send: impl FnOnce(&[IoSlice<'_>]) -> R,
-    ) -> R {
-        // An empty vector fits every lifetime.
-        let mut parts: Vec<IoSlice<'_>> = std::mem::take(&mut self.0);
-        parts.extend(pieces.map(IoSlice::new));
-        let result = send(&parts);
-        parts.clear();
-        // The standard library collects in place, so the memory stays.
-        self.0 = parts.into_iter().map(|_| IoSlice::new(&[])).collect();
-        result
-    }
-}
-
 fn flags(ending: Ending) -> libc::c_int {
     (if ending.record { libc::MSG_EOR } else { 0 }) | (if ending.more { libc::MSG_MORE } else { 0 })
 }
@@ -126,13 +102,13 @@ fn flags(ending: Ending) -> libc::c_int {
 /// # Errors
 /// What sendmsg(2) says, `WouldBlock` if there is no room in the socket's send buffer; `InvalidInput` for too many
 /// pieces. Interruptions are retried.
-pub(crate) fn send<T: AsRef<[u8]>>(
+pub(crate) fn send<S: Source>(
     socket: BorrowedFd<'_>,
-    pieces: &[T],
+    pieces: &[S],
     ending: Ending,
     gather: &mut Gather,
 ) -> io::Result<usize> {
-    gather.with(pieces.iter().map(AsRef::as_ref), |parts| send_parts(socket, parts, flags(ending)))
+    send_parts(socket, pieces, flags(ending), gather)
 }
 
 /// Sends `pieces` as [`send`] does, but without a copy, where the path allows it; `socket` must have been enabled with
@@ -152,7 +128,7 @@ pub(crate) fn send_pinned<P: Pinned>(
     let flags = flags(ending) | libc::MSG_ZEROCOPY;
     // Whatever happens from here on, a panic too, does not free them.
     let pieces = Held(ManuallyDrop::new(pieces));
-    let result = gather.with(pieces.pieces().iter().map(P::bytes), |parts| send_parts(socket, parts, flags));
+    let result = send_parts(socket, pieces.pieces(), flags, gather);
     match result {
         Ok(0) => Err(Refused { error: None, pieces: pieces.release() }),
         Ok(n) => Ok((n, pieces)),
@@ -168,17 +144,16 @@ pub(crate) struct Refused<P> {
     pub(crate) pieces: Vec<P>,
 }
 
-fn send_parts(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], flags: libc::c_int) -> io::Result<usize> {
-    if parts.len() > MAX_PIECES {
+fn send_parts<S: Source>(
+    socket: BorrowedFd<'_>,
+    pieces: &[S],
+    flags: libc::c_int,
+    gather: &mut Gather,
+) -> io::Result<usize> {
+    if pieces.len() > MAX_PIECES {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    let socket = SockRef::from(&socket);
-    loop {
-        match socket.send_vectored_with_flags(parts, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | flags) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            other => return other,
-        }
-    }
+    gather.send(socket, pieces, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | flags)
 }
 
 /// Breaks a connection off at once, with a reset to the peer, and keeps the socket (connect(2) with AF_UNSPEC). The kernel

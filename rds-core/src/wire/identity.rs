@@ -21,6 +21,21 @@ impl Capabilities {
     /// Takes messages above 1 MiB.
     pub const LARGE_MESSAGES: Self = Self(0x08);
 
+    /// The bits that hold the offered number of lanes, less one.
+    const LANES: u8 = 0x70;
+
+    /// These bits, with an offer of `lanes` lanes, 1 to 8.
+    #[must_use]
+    pub const fn with_lanes(self, lanes: u8) -> Self {
+        Self(self.0 & !Self::LANES | (lanes.wrapping_sub(1) << 4) & Self::LANES)
+    }
+
+    /// The lanes that the sender offers, 1 to 8.
+    #[must_use]
+    pub const fn lanes(self) -> u8 {
+        ((self.0 & Self::LANES) >> 4) + 1
+    }
+
     /// Whether every bit of `other` is set.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
@@ -31,6 +46,12 @@ impl Capabilities {
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    /// These bits but those of `other`.
+    #[must_use]
+    pub const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
     }
 
     /// The bits that both have.
@@ -82,6 +103,18 @@ impl Identity {
         }
     }
 
+    /// Without what may be another on each connection of one life of a node: whether payloads begin segments of their own depends on
+    /// the path.
+    #[must_use]
+    pub const fn of_life(self) -> Self {
+        match self {
+            Self::Kernel => Self::Kernel,
+            Self::Own { version, capabilities } => {
+                Self::Own { version, capabilities: capabilities.without(Capabilities::SEGMENTATION) }
+            }
+        }
+    }
+
     /// Whether a userspace node sent it.
     #[must_use]
     pub const fn is_own(self) -> bool {
@@ -101,6 +134,17 @@ mod tests {
             .with(Capabilities::LARGE_MESSAGES);
         assert_eq!(Identity::ours(all).encode(), [0x75, 0x52, 1, 0x0f]);
         assert_eq!(Identity::decode([0x75, 0x52, 1, 0x0f]), Identity::ours(all));
+    }
+
+    #[test]
+    fn the_number_of_lanes_is_told_less_one_in_three_bits() {
+        let some = Capabilities::ACKS.with(Capabilities::WINDOW);
+        assert_eq!(some.with_lanes(1), some, "one lane changes nothing");
+        for lanes in 1..=8 {
+            let all = some.with_lanes(3).with_lanes(lanes);
+            assert_eq!((all.lanes(), all.0), (lanes, 0x03 | (lanes - 1) << 4));
+            assert!(all.contains(some) && !all.contains(Capabilities::SEGMENTATION));
+        }
     }
 
     #[test]

@@ -226,18 +226,64 @@ pub struct Share {
     starved_seen: AtomicU64,
     /// Most that it held at one time.
     max_used: AtomicU64,
+    /// Pages that it may hold, however much room there is.
+    limit: u64,
+    /// What it may hold together with others.
+    cap: Option<Arc<Cap>>,
+}
+
+/// Pages that several shares may hold together, within the node's budget: those of one user, say.
+#[derive(Debug)]
+pub struct Cap {
+    limit: u64,
+    used: AtomicU64,
+}
+
+impl Cap {
+    /// At most `limit` pages.
+    #[must_use]
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicU64::new(0) })
+    }
+
+    /// Pages that they hold.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.used.load(Relaxed)
+    }
+
+    fn charge(&self, pages: u64) -> bool {
+        let add = |used: u64| used.checked_add(pages).filter(|after| *after <= self.limit);
+        self.used.fetch_update(Relaxed, Relaxed, add).is_ok()
+    }
 }
 
 impl Share {
     /// The part of a new socket, which holds nothing.
     #[must_use]
     pub fn new(budget: &Arc<Budget>) -> Self {
+        Self::with_limit(budget, u64::MAX)
+    }
+
+    /// The same, which never holds more than `limit` pages.
+    #[must_use]
+    pub fn with_limit(budget: &Arc<Budget>, limit: u64) -> Self {
         Self {
             starved_seen: AtomicU64::new(budget.starved.load(Relaxed)),
             budget: Arc::clone(budget),
             state: AtomicU64::new(0),
             max_used: AtomicU64::new(0),
+            limit,
+            cap: None,
         }
+    }
+
+    /// The same, which holds together with others no more than `cap` has.
+    #[must_use]
+    pub fn within(mut self, cap: &Arc<Cap>) -> Self {
+        self.limit = self.limit.min(cap.limit);
+        self.cap = Some(Arc::clone(cap));
+        self
     }
 
     /// The node's budget.
@@ -264,9 +310,28 @@ impl Share {
     ///
     /// Nothing was charged: the message is to be copied, to wait or to fail, as [`WhenFull`] says.
     pub fn try_reserve(&self, pages: u32) -> Result<(), Full> {
-        match self.reserve(pages) {
+        let possible = u64::from(pages) <= self.limit;
+        let charged = possible && self.cap.as_ref().is_none_or(|cap| cap.charge(pages.into()));
+        let reserved = match (possible, charged) {
+            (false, _) => Err(Full::Never),
+            (true, false) => Err(Full::Share),
+            (true, true) => self.reserve(pages),
+        };
+        if charged
+            && reserved.is_err()
+            && let Some(cap) = &self.cap
+        {
+            give_back(&cap.used, pages.into());
+        }
+        match reserved {
             Ok(()) => {
                 let used = self.update(|state| state / 2 * 2 + u64::from(pages) * 2) / 2;
+                if used + u64::from(pages) > self.limit {
+                    // Another thread was faster.
+                    self.release(pages);
+                    self.budget.count(Full::Share);
+                    return Err(Full::Share);
+                }
                 self.max_used.fetch_max(used + u64::from(pages), Relaxed);
                 Ok(())
             }
@@ -284,6 +349,9 @@ impl Share {
         let budget = &*self.budget;
         let state = self.state.load(Relaxed);
         let (used, pages64) = (state / 2, u64::from(pages));
+        if used + pages64 > self.limit {
+            return Err(Full::Share);
+        }
         let others = budget.sharers.load(Relaxed) - i64::from(state != 0);
         let equal = budget.limit / (u64::try_from(others).unwrap_or(0) + 1);
         let beyond = used + pages64 > equal;
@@ -331,13 +399,20 @@ impl Share {
         let pages = u64::from(pages);
         let before = self.update(|state| (state / 2).saturating_sub(pages) * 2) / 2;
         debug_assert!(before >= pages, "{pages} pages given back of {before}");
-        give_back(&self.budget.used, pages.min(before));
+        self.give_back(pages.min(before));
+    }
+
+    fn give_back(&self, pages: u64) {
+        give_back(&self.budget.used, pages);
+        if let Some(cap) = &self.cap {
+            give_back(&cap.used, pages);
+        }
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let held = self.update(|_| 0) / 2;
-        give_back(&self.budget.used, held);
+        self.give_back(held);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Why messages that were to be pinned were copied, and how many.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Fallbacks {
     /// The budget of pages had no room.
     pub budget: u64,
@@ -16,7 +16,7 @@ pub struct Fallbacks {
 }
 
 /// What a path did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SendCounts {
     /// Calls that pinned.
     pub calls: u64,

@@ -32,7 +32,7 @@ pub mod shared;
 pub mod slots;
 pub mod writer;
 
-pub use budget::{Budget, Full, Limits, Share, WhenFull};
+pub use budget::{Budget, Cap, Full, Limits, Share, WhenFull};
 pub use calls::{Ending, Held, Refusal, Stop, Wire, Wrote};
 pub use closing::{Closing, Step};
 pub use controller::{Choice, SendController};

@@ -4,12 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::proto::Time;
 
 /// Whether zero copy is used in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Never.
@@ -50,7 +50,7 @@ impl FromStr for Mode {
 pub struct UnknownMode;
 
 /// Why a controller does what it does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Reason {
@@ -85,7 +85,7 @@ impl fmt::Display for Reason {
 }
 
 /// What is known of messages of one size.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SizeDecision {
     /// Messages from this length on, in bytes, below twice that (the largest size has no end).
     pub from: usize,
@@ -98,7 +98,7 @@ pub struct SizeDecision {
 }
 
 /// The state of a controller, for snapshots and logs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// The setting.
     pub mode: Mode,
@@ -107,7 +107,7 @@ pub struct Decision {
     /// Why.
     pub reason: Reason,
     /// When zero copy is tried again, if it is off; in ns of the driver's time when serialised.
-    #[serde(serialize_with = "nanos")]
+    #[serde(serialize_with = "nanos", deserialize_with = "from_nanos")]
     pub next_probe: Option<Time>,
     /// Sizes of which messages came, in `auto`.
     pub sizes: Vec<SizeDecision>,
@@ -125,4 +125,8 @@ pub struct Decision {
 
 fn nanos<S: Serializer>(time: &Option<Time>, serializer: S) -> Result<S::Ok, S::Error> {
     time.map(Time::as_nanos).serialize(serializer)
+}
+
+fn from_nanos<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Time>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.map(Time::from_nanos))
 }

@@ -1,6 +1,6 @@
 //! What a path counts while it receives large payloads.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Why a payload of a page or more was copied when it was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum CopyReason {
 }
 
 /// Payload bytes that were copied, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopiedBytes {
     /// [`CopyReason::Setting`].
     pub setting: u64,
@@ -80,7 +80,7 @@ impl CopiedBytes {
 }
 
 /// What a path did with payloads of a page and more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReceiveCounts {
     /// Messages that were handed out in the pages in which they came.
     pub messages: u64,

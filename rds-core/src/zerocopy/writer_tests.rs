@@ -57,7 +57,7 @@ struct Kernel {
 impl Kernel {
     fn call(&mut self, pieces: &[Chunk], pinned: bool, ending: Ending) -> Result<usize, Refusal> {
         let most = self.script.pop_front().unwrap_or(Ok(usize::MAX))?;
-        let all: Vec<u8> = pieces.iter().flat_map(|p| p.iter().copied()).collect();
+        let all: Vec<u8> = pieces.iter().flat_map(|p| p.to_vec()).collect();
         let took = most.clamp(1, all.len());
         self.stream.extend_from_slice(&all[..took]);
         self.cpu += Duration::from_micros(1);
@@ -100,7 +100,10 @@ impl Wire for Kernel {
         match self.call(&pieces, true, ending) {
             Ok(n) => {
                 // Of a part too, the end of the whole.
-                let whole = |p: &Chunk| p.lent().map_or(p.as_ptr_range(), |l| l.as_slice().as_ptr_range());
+                let whole = |p: &Chunk| match p.lent() {
+                    Some(lent) => range(lent.view(0..lent.len())),
+                    None => range(p.view()),
+                };
                 let ends = pieces.iter().filter(|p| p.is_payload()).map(|p| whole(p).end.addr());
                 self.outstanding.insert(self.next_id, ends.collect());
                 self.next_id += 1;
@@ -113,6 +116,11 @@ impl Wire for Kernel {
     fn reap(&mut self, on: &mut dyn FnMut(u32, u32, bool)) {
         self.records.drain(..).for_each(|(first, last, copied)| on(first, last, copied));
     }
+}
+
+fn range(view: crate::buffer::View<'_>) -> std::ops::Range<*const u8> {
+    let crate::buffer::View::Bytes(bytes) = view else { panic!("nothing here is shared") };
+    bytes.as_ptr_range()
 }
 
 fn settings(mode: Mode, pages: u64, calls: u64) -> PathSettings {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use rds_core::zerocopy::budget::LARGE_MESSAGE;
-use rds_core::zerocopy::{Budget, Full, Limits, Share, WhenFull};
+use rds_core::zerocopy::{Budget, Cap, Full, Limits, Share, WhenFull};
 
 #[test]
 fn limits_of_the_system_leave_room_for_others() {
@@ -226,4 +226,24 @@ proptest! {
         // Checks it at each step.
         run(limit, &sizes, &order);
     }
+}
+
+#[test]
+fn shares_within_a_cap_hold_no_more_than_it_together() {
+    let budget = Arc::new(Budget::new(1000));
+    let cap = Cap::new(100);
+    let share = || Share::with_limit(&budget, 80).within(&cap);
+    let (a, b, other) = (share(), share(), Share::new(&budget));
+    assert_eq!(a.try_reserve(81), Err(Full::Never), "its own limit");
+    a.try_reserve(70).unwrap();
+    assert_eq!(a.try_reserve(11), Err(Full::Share));
+    assert_eq!(b.try_reserve(31), Err(Full::Share), "the cap");
+    b.try_reserve(30).unwrap();
+    assert_eq!((cap.used(), budget.used()), (100, 100));
+    other.try_reserve(200).unwrap();
+    a.release(20);
+    assert_eq!((cap.used(), budget.used()), (80, 280));
+    b.try_reserve(20).unwrap();
+    drop((a, b));
+    assert_eq!((cap.used(), budget.used()), (0, 200));
 }

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use rds_tests::ledger::run::{Settings, run};
+use rds_tests::ledger::daemons::Daemons;
+use rds_tests::ledger::run::{Backend, Settings, run};
 use rds_tests::ledger::{check, log};
 
 /// Exchanges numbered, checksummed messages and keeps an account of them that survives kill -9.
 ///
 /// While it runs it obeys lines on standard input: `pause N` and `resume N` (socket N, counted from 0, neither sends nor receives),
 /// `cancel N` (what socket N has not sent), `load` (send, after `--hold`), `drain` (make no more messages), `exit` (take what is queued and
-/// go). It prints a line of JSON about its progress every 20 ms.
+/// go). It prints a line of JSON about its progress now and then.
 #[derive(Parser)]
 #[command(version)]
 struct Cli {
@@ -56,12 +57,25 @@ struct Sender {
     hold: bool,
 }
 
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Stack {
+    /// A node in this process.
+    Own,
+    /// A node in a daemon, whose socket --attach names.
+    Daemon,
+    /// The kernel's, by AF_RDS sockets.
+    Kernel,
+}
+
 #[derive(Args)]
 struct Common {
+    /// Whose RDS to use.
+    #[arg(long, value_enum, default_value = "own")]
+    backend: Stack,
     /// Address of the node.
     #[arg(long)]
     address: Ipv4Addr,
-    /// TCP port on which the node listens.
+    /// TCP port on which the node listens. For a node of ours, as are the next two.
     #[arg(long, default_value_t = 16385)]
     listen_port: u16,
     /// TCP port to which the node connects.
@@ -85,10 +99,24 @@ struct Common {
     /// Receive buffer of each socket in bytes.
     #[arg(long, default_value_t = 1 << 20)]
     receive_buffer: u64,
+    /// Socket of the daemon, for `--backend daemon`.
+    #[arg(long)]
+    attach: Option<PathBuf>,
+    /// Send from buffers of the node's pool (over a daemon: of the memory shared with it), instead of memory of the program's own.
+    #[arg(long)]
+    lend: bool,
+    /// Milliseconds between two lines of progress.
+    #[arg(long, default_value_t = 20)]
+    report_every: u64,
 }
 
-fn settings(common: Common) -> Settings {
-    Settings {
+fn settings(common: Common) -> Result<Settings, String> {
+    Ok(Settings {
+        backend: match common.backend {
+            Stack::Own => Backend::Own,
+            Stack::Daemon => Backend::Daemon(common.attach.ok_or("a client of a daemon needs --attach")?),
+            Stack::Kernel => Backend::Kernel,
+        },
         address: common.address,
         listen_port: common.listen_port,
         dial_port: common.dial_port,
@@ -103,20 +131,24 @@ fn settings(common: Common) -> Settings {
         hold: false,
         send_buffer: common.send_buffer,
         receive_buffer: common.receive_buffer,
-    }
+        report_every: std::time::Duration::from_millis(common.report_every),
+        lend: common.lend,
+    })
 }
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     let done = match Cli::parse().command {
-        Command::Recv(common) => run(&settings(common)),
-        Command::Send(s) | Command::Both(s) => run(&Settings {
-            targets: s.to,
-            seed: s.seed,
-            longest: s.longest,
-            rate: s.rate,
-            hold: s.hold,
-            ..settings(s.common)
+        Command::Recv(common) => settings(common).and_then(|settings| run(&settings)),
+        Command::Send(s) | Command::Both(s) => settings(s.common).and_then(|settings| {
+            run(&Settings {
+                targets: s.to,
+                seed: s.seed,
+                longest: s.longest,
+                rate: s.rate,
+                hold: s.hold,
+                ..settings
+            })
         }),
         Command::Check { logs } => compare(&logs),
     };
@@ -131,7 +163,8 @@ fn main() -> ExitCode {
 
 fn compare(logs: &std::path::Path) -> Result<(), String> {
     let found = log::read_all(logs).map_err(|e| e.to_string())?;
-    let report = check::check(&found, check::Limits::default());
+    let daemons = Daemons::read(logs).map_err(|e| e.to_string())?;
+    let report = check::check_with(&found, check::Limits::default(), daemons);
     println!("{}", serde_json::to_string_pretty(&report).map_err(|e| e.to_string())?);
     if report.broken > 0 {
         return Err(format!("{} rules were broken", report.broken));

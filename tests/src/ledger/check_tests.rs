@@ -1,6 +1,6 @@
 //! Each rule, kept and broken.
 
-use super::super::log::{Owner, Record};
+use super::super::log::{Owner, Record, Stack};
 use super::super::message::Id;
 use super::*;
 
@@ -9,7 +9,10 @@ const B: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 2), 6);
 const APP: Event = Event::DeliveredApplication;
 
 fn log(socket: SocketAddrV4, incarnation: u32) -> Found {
-    Found { owner: Owner { socket, incarnation, receive_buffer: 1000 }, records: Vec::new() }
+    Found {
+        owner: Owner { socket, incarnation, receive_buffer: 1000, stack: Stack::Own },
+        records: Vec::new(),
+    }
 }
 
 fn record(event: Event, incarnation: u32, number: u64) -> Record {
@@ -123,7 +126,80 @@ fn a_sender_that_ended_by_itself_knows_one_outcome_of_each_message() {
     let mut twice = sender(1, &[Some(APP)]);
     twice.records.push(record(Event::Cancelled, 1, 0));
     breaks(&[end(twice), end(receiver(1, &[(1, 0)]))], "two outcomes");
-    breaks(&[end(sender(1, &[Some(Event::DeliveredTransport)])), end(receiver(1, &[(1, 0)]))], "TCP says");
+}
+
+const TCP: Event = Event::DeliveredTransport;
+
+fn at(mut log: Found, stack: Stack) -> Found {
+    log.owner.stack = stack;
+    log
+}
+
+/// A sender's log of messages that TCP acknowledged one after the other; a mark of a lost connection stands before those of `marks`, which
+/// may be as many as there are messages.
+fn acknowledged(messages: u64, marks: &[u64]) -> Found {
+    let mut log = log(A, 1);
+    log.records.extend((0..messages).map(|number| record(Event::Intent, 1, number)));
+    log.records.extend((0..messages).map(|number| record(Event::Accepted, 1, number)));
+    for number in 0..=messages {
+        let here = marks.iter().filter(|before| **before == number);
+        log.records.extend(here.map(|_| record(Event::Broke, 1, 0)));
+        if number < messages {
+            log.records.push(record(TCP, 1, number));
+        }
+    }
+    end(log)
+}
+
+#[test]
+fn delivered_means_by_tcp_exactly_where_a_kernel_is_at_either_end() {
+    let sent = |event| end(sender(1, &[Some(event)]));
+    let got = || end(receiver(1, &[(1, 0)]));
+    breaks(&[sent(TCP), got()], "DeliveredTransport");
+    for kernel in [Stack::KernelTo6, Stack::KernelFrom7] {
+        keeps(&[sent(TCP), at(got(), kernel)]);
+        keeps(&[at(sent(TCP), kernel), got()]);
+        breaks(&[sent(APP), at(got(), kernel)], "DeliveredApplication");
+        breaks(&[at(sent(APP), kernel), got()], "DeliveredApplication");
+    }
+}
+
+#[test]
+fn an_old_kernel_may_lose_what_its_tcp_acknowledged_before_a_connection_was_lost_and_nothing_else() {
+    let old = |got: &[(u32, u64)]| at(end(receiver(1, got)), Stack::KernelTo6);
+    // 1 and 2 were acknowledged before it, 3 after it.
+    let lost = [acknowledged(4, &[3, 3]), old(&[(1, 0), (1, 3)])];
+    keeps(&lost);
+    assert_eq!(check(&lost, Limits::default()).lost_by_kernel, 2);
+    // When it was lost is known as far as the marks are apart.
+    keeps(&[acknowledged(4, &[1, 4]), old(&[(1, 0), (1, 3)])]);
+    // All that there was.
+    keeps(&[acknowledged(2, &[2, 2]), old(&[])]);
+    // No connection was lost; or only before, or after both.
+    breaks(&[acknowledged(4, &[]), old(&[(1, 0), (1, 3)])], "not received");
+    breaks(&[acknowledged(4, &[1, 1]), old(&[(1, 0), (1, 3)])], "not received");
+    breaks(&[acknowledged(4, &[4, 4]), old(&[(1, 0), (1, 3)])], "not received");
+    // Never twice, never out of order.
+    breaks(&[acknowledged(2, &[1, 1]), old(&[(1, 0), (1, 0), (1, 1)])], "received twice");
+    breaks(&[acknowledged(2, &[1, 1]), old(&[(1, 1), (1, 0)])], "received after");
+    // Newer kernels lose nothing, and neither does a node of ours.
+    for stack in [Stack::KernelFrom7, Stack::Own] {
+        let got = at(end(receiver(1, &[(1, 0), (1, 3)])), stack);
+        breaks(&[acknowledged(4, &[3, 3]), got], "not received");
+    }
+}
+
+#[test]
+fn what_an_old_kernel_sends_to_us_is_never_missing() {
+    let sent = || at(acknowledged(3, &[]), Stack::KernelTo6);
+    keeps(&[sent(), end(receiver(1, &[(1, 0), (1, 1), (1, 2)]))]);
+    breaks(&[sent(), end(receiver(1, &[(1, 0), (1, 2)]))], "not received");
+    // Two kernels: it was acknowledged, and more is not known.
+    keeps(&[sent(), at(end(receiver(1, &[(1, 0), (1, 2)])), Stack::KernelTo6)]);
+    let mut sent = sent();
+    sent.records.retain(|r| r.event != TCP || r.id.number != 1);
+    let got = at(end(receiver(1, &[(1, 0), (1, 2)])), Stack::KernelTo6);
+    breaks(&[sent, got], "no outcome");
 }
 
 #[test]

@@ -40,10 +40,13 @@ pub enum Event {
     Bound,
     /// The process ended by itself, this socket's queues being empty. Absent after a kill.
     End,
+    /// Sender: a connection was lost, one or more. Stands twice for each time that this was noticed: what ended before the loss stands
+    /// before the second, what ended after it behind the first.
+    Broke,
 }
 
 impl Event {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Intent,
         Self::Accepted,
         Self::DeliveredApplication,
@@ -54,6 +57,7 @@ impl Event {
         Self::Damaged,
         Self::Bound,
         Self::End,
+        Self::Broke,
     ];
 
     /// Whether the sender learns by this how a message ended.
@@ -77,6 +81,29 @@ pub struct Record {
     pub len: u32,
 }
 
+/// Which implementation of RDS a process uses; what is promised depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stack {
+    /// A node of ours.
+    #[default]
+    Own,
+    /// A node of ours in a daemon, of which the process is a client.
+    Daemon,
+    /// Linux up to 6.18: a lost connection may cost what its TCP had acknowledged.
+    KernelTo6,
+    /// Linux from 7.0 on.
+    KernelFrom7,
+}
+
+impl Stack {
+    /// Whether it is our implementation.
+    #[must_use]
+    pub const fn is_ours(self) -> bool {
+        matches!(self, Self::Own | Self::Daemon)
+    }
+}
+
 /// Whose log it is: the file's first line, as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
@@ -86,6 +113,9 @@ pub struct Owner {
     pub incarnation: u32,
     /// The socket's receive buffer in bytes.
     pub receive_buffer: u64,
+    /// Who provides the socket.
+    #[serde(default)]
+    pub stack: Stack,
 }
 
 /// An open log.
@@ -145,6 +175,12 @@ impl Log {
     /// The file cannot be written.
     pub fn bound(&mut self, dropped: u64) -> io::Result<()> {
         self.about_process(Event::Bound, dropped)
+    }
+
+    /// Adds to the batch that a connection was lost.
+    pub fn broke(&mut self) {
+        let pair = Pair { source: self.owner.socket, destination: self.owner.socket };
+        self.add(Event::Broke, &Id { pair, incarnation: self.owner.incarnation, number: 0 }, 0);
     }
 
     /// Writes the batch and the end: the process goes by itself and has taken everything.

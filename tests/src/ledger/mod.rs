@@ -4,6 +4,9 @@
 //! The logs outlive `kill -9`. [`check`] reads those of all incarnations of all processes and says what was broken.
 
 pub mod check;
+pub mod daemons;
+mod endpoint;
+mod kernel;
 pub mod log;
 pub mod message;
 pub mod process;

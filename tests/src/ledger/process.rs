@@ -8,7 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use super::check::{Limits, Report, check};
+use super::check::{Limits, Report, check_with};
+use super::daemons::Daemons;
 use super::log;
 use super::run::Progress;
 
@@ -44,7 +45,8 @@ impl Scratch {
     #[track_caller]
     pub fn check(&self) -> Report {
         let logs = log::read_all(&self.0).unwrap_or_else(|e| panic!("{e}"));
-        let report = check(&logs, Limits::default());
+        let daemons = Daemons::read(&self.0).unwrap_or_else(|e| panic!("{e}"));
+        let report = check_with(&logs, Limits::default(), daemons);
         assert!(report.broken == 0, "logs in {}: {report:#?}", self.0.display());
         report
     }
@@ -64,8 +66,11 @@ impl Drop for Scratch {
 /// How to start a process.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    program: PathBuf,
+    /// The program, or the words that run it elsewhere.
+    words: Vec<String>,
     logs: PathBuf,
+    /// Where the process sees its directory of logs.
+    logs_there: PathBuf,
     address: Ipv4Addr,
     ports: Vec<u16>,
     targets: Vec<SocketAddrV4>,
@@ -78,8 +83,9 @@ impl Plan {
     #[must_use]
     pub fn new(program: &str, scratch: &Scratch, address: Ipv4Addr, ports: &[u16]) -> Self {
         Self {
-            program: program.into(),
+            words: vec![program.to_owned()],
             logs: scratch.path().to_owned(),
+            logs_there: scratch.path().to_owned(),
             address,
             ports: ports.to_vec(),
             targets: Vec::new(),
@@ -92,6 +98,12 @@ impl Plan {
     #[must_use]
     pub fn address(&self) -> Ipv4Addr {
         self.address
+    }
+
+    /// Runs it elsewhere: `words` run the program, which puts its logs into `logs` there. Somebody must bring them back.
+    #[must_use]
+    pub fn elsewhere(self, words: Vec<String>, logs: &str) -> Self {
+        Self { words, logs_there: logs.into(), ..self }
     }
 
     /// Makes it send to every socket of `other`.
@@ -108,6 +120,13 @@ impl Plan {
         self
     }
 
+    /// Another option of `rds-ledger` that takes no value.
+    #[must_use]
+    pub fn flag(mut self, option: &str) -> Self {
+        self.more.push(format!("--{option}"));
+        self
+    }
+
     /// Starts the next incarnation, and waits until its sockets are bound. It sends nothing before [`Process::load`], so that a peer
     /// that is started meanwhile has its sockets bound, too.
     ///
@@ -119,11 +138,13 @@ impl Plan {
         let name = format!("{}-{}", self.address, self.incarnation);
         let errors = self.logs.join(format!("{name}.stderr"));
         let list = |items: &[String]| items.join(",");
-        let mut command = Command::new(&self.program);
+        let (program, before) = self.words.split_first().expect("there is a program");
+        let mut command = Command::new(program);
+        command.args(before);
         command.arg(if self.targets.is_empty() { "recv" } else { "both" });
         command.args(["--address", &self.address.to_string()]);
         command.args(["--ports", &list(&self.ports.iter().map(u16::to_string).collect::<Vec<_>>())]);
-        command.arg("--logs").arg(&self.logs).args(["--incarnation", &self.incarnation.to_string()]);
+        command.arg("--logs").arg(&self.logs_there).args(["--incarnation", &self.incarnation.to_string()]);
         if !self.targets.is_empty() {
             command.args([
                 "--hold",
@@ -133,7 +154,7 @@ impl Plan {
         }
         command.args(&self.more).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.stderr(File::create(&errors).unwrap_or_else(|e| panic!("{}: {e}", errors.display())));
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("{}: {e}", self.program.display()));
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{program}: {e}"));
         let output = BufReader::new(child.stdout.take().expect("piped"));
         let (lines, progress) = channel();
         std::thread::spawn(move || {
@@ -166,7 +187,7 @@ impl Process {
     /// # Panics
     /// The process dies, or it takes longer than [`PATIENCE`].
     #[track_caller]
-    pub fn wait(&mut self, what: &str, so: impl Fn(&Progress) -> bool) -> Progress {
+    pub fn wait(&mut self, what: &str, mut so: impl FnMut(&Progress) -> bool) -> Progress {
         let end = Instant::now() + PATIENCE;
         loop {
             match self.progress.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -345,11 +366,20 @@ impl Process {
     #[must_use]
     #[track_caller]
     pub fn memory(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.child.id());
-        let status = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {path}: {e}", self.name));
-        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).expect("a process has VmRSS");
-        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB") * 1024
+        resident(self.child.id()).unwrap_or_else(|e| panic!("{}: {e}", self.name))
     }
+}
+
+/// Resident memory of a process in bytes (`VmRSS`).
+///
+/// # Errors
+/// There is no such process, or it has ended and has no memory.
+pub fn resident(process: u32) -> Result<u64, String> {
+    let path = format!("/proc/{process}/status");
+    let status = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).ok_or("no VmRSS: it has ended")?;
+    let kilobytes = line.trim().trim_end_matches(" kB").parse::<u64>().map_err(|e| format!("{line}: {e}"))?;
+    Ok(kilobytes * 1024)
 }
 
 impl Drop for Process {

@@ -11,13 +11,28 @@ use std::time::Duration;
 use rds_client::{Counter, Node};
 use serde::{Deserialize, Serialize};
 
-use super::log::{Log, Owner};
+use super::endpoint::{Endpoint, Own};
+use super::kernel::{self, Kernel};
+use super::log::{Log, Owner, Stack};
 use super::message::Writer;
 use super::worker::{Load, Worker};
+
+/// Whose RDS a process uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// A node in the process.
+    Own,
+    /// A node in the daemon with this socket.
+    Daemon(PathBuf),
+    /// The kernel's, by AF_RDS sockets. The module `rds_tcp` must be there, and the address one of this host.
+    Kernel,
+}
 
 /// What a process does.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Whose RDS it uses.
+    pub backend: Backend,
     /// The node's address.
     pub address: Ipv4Addr,
     /// TCP port on which it listens.
@@ -46,6 +61,10 @@ pub struct Settings {
     pub send_buffer: u64,
     /// Receive buffer of each socket in bytes.
     pub receive_buffer: u64,
+    /// Time between two lines of progress.
+    pub report_every: Duration,
+    /// Whether a node of ours sends from buffers of its pool.
+    pub lend: bool,
 }
 
 /// How far the sockets of a process are; one line of JSON on standard output.
@@ -168,11 +187,11 @@ impl Shared {
         }
     }
 
-    fn progress(&self, node: &Node) -> Progress {
+    fn progress(&self, node: Option<&Node>) -> Progress {
         let each = |of: fn(&Tally) -> &AtomicU64| {
             self.tallies.iter().map(|t| of(t).load(Relaxed)).collect::<Vec<_>>()
         };
-        let counters = node.snapshot().counters;
+        let counters = node.map(|node| node.snapshot().counters).unwrap_or_default();
         Progress {
             accepted: each(|t| &t.accepted),
             delivered: each(|t| &t.delivered),
@@ -219,15 +238,13 @@ impl Shared {
 /// # Errors
 /// What went wrong, in a sentence.
 pub fn run(settings: &Settings) -> Result<(), String> {
-    let node = Node::builder(IpAddr::V4(settings.address))
-        .listen_port(settings.listen_port)
-        .dial_port(settings.dial_port)
-        .lanes(settings.lanes)
-        .open()
-        .map_err(|e| e.to_string())?;
-    let sockets = settings.ports.iter().map(|port| node.bind(*port).map_err(|e| format!("port {port}: {e}")));
-    let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
-    let mut dropped = node.snapshot().counters.get(Counter::RecvDropNoSock);
+    let (node, sockets) = open(settings)?;
+    let mut dropped = node.as_ref().map_or(0, |n| n.snapshot().counters.get(Counter::RecvDropNoSock));
+    let stack = match settings.backend {
+        Backend::Own => Stack::Own,
+        Backend::Daemon(_) => Stack::Daemon,
+        Backend::Kernel => kernel::stack()?,
+    };
     let shared = Arc::new(Shared {
         seed: settings.seed,
         writer: Writer::new(settings.seed),
@@ -238,26 +255,17 @@ pub fn run(settings: &Settings) -> Result<(), String> {
     });
     let (ended, ends) = mpsc::channel();
     for (index, socket) in sockets.into_iter().enumerate() {
-        socket.set_send_buffer(settings.send_buffer);
-        socket.set_recv_buffer(settings.receive_buffer);
         let owner = Owner {
             socket: SocketAddrV4::new(settings.address, settings.ports[index]),
             incarnation: settings.incarnation,
             receive_buffer: settings.receive_buffer,
+            stack,
         };
         let mut log = Log::create(&settings.logs, owner)
             .map_err(|e| format!("cannot make the log of {}: {e}", owner.socket))?;
         log.bound(std::mem::take(&mut dropped)).map_err(|e| format!("cannot write the log: {e}"))?;
         let load = Load { longest: settings.longest, rate: settings.rate };
-        let worker = Worker::new(
-            socket,
-            index,
-            settings.incarnation,
-            &settings.targets,
-            load,
-            log,
-            Arc::clone(&shared),
-        );
+        let worker = Worker::new(socket, owner, index, &settings.targets, load, log, Arc::clone(&shared));
         let ended = ended.clone();
         std::thread::spawn(move || ended.send(worker.work()));
     }
@@ -273,8 +281,8 @@ pub fn run(settings: &Settings) -> Result<(), String> {
     });
     let mut left = settings.ports.len();
     while left > 0 {
-        report(&shared.progress(&node))?;
-        match ends.recv_timeout(Duration::from_millis(20)) {
+        report(&shared.progress(node.as_ref()))?;
+        match ends.recv_timeout(settings.report_every) {
             Ok(end) => {
                 end?;
                 left -= 1;
@@ -285,12 +293,41 @@ pub fn run(settings: &Settings) -> Result<(), String> {
             }
         }
     }
-    report(&shared.progress(&node))?;
-    let shutdown = node.shutdown(Duration::from_secs(10));
-    if shutdown.undelivered > 0 {
-        return Err(format!("{} messages were not delivered at shutdown", shutdown.undelivered));
+    report(&shared.progress(node.as_ref()))?;
+    if let Some(node) = node {
+        let shutdown = node.shutdown(Duration::from_secs(10));
+        if shutdown.undelivered > 0 {
+            return Err(format!("{} messages were not delivered at shutdown", shutdown.undelivered));
+        }
     }
     Ok(())
+}
+
+/// The node, if it is one of ours, and the sockets.
+type Opened = (Option<Node>, Vec<Box<dyn Endpoint>>);
+
+fn open(settings: &Settings) -> Result<Opened, String> {
+    let mut sockets: Vec<Box<dyn Endpoint>> = Vec::new();
+    if settings.backend == Backend::Kernel {
+        for port in &settings.ports {
+            let at = SocketAddrV4::new(settings.address, *port);
+            sockets.push(Box::new(Kernel::open(at, settings.send_buffer, settings.receive_buffer)?));
+        }
+        return Ok((None, sockets));
+    }
+    let builder = Node::builder(IpAddr::V4(settings.address));
+    let builder = match &settings.backend {
+        Backend::Daemon(path) => builder.attach(path),
+        _ => builder.listen_port(settings.listen_port).dial_port(settings.dial_port).lanes(settings.lanes),
+    };
+    let node = builder.open().map_err(|e| e.to_string())?;
+    for port in &settings.ports {
+        let socket = node.bind(*port).map_err(|e| format!("port {port}: {e}"))?;
+        socket.set_send_buffer(settings.send_buffer);
+        socket.set_recv_buffer(settings.receive_buffer);
+        sockets.push(Box::new(Own::new(&node, socket, settings.lend)));
+    }
+    Ok((Some(node), sockets))
 }
 
 fn report(progress: &Progress) -> Result<(), String> {

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use rds_client::{
-    Completion, Cookie, Event as Got, Guarantee, Owned, Readiness, RecvError, Socket, TrySendError,
-};
+use bytes::Bytes;
 
-use super::log::{Event, Log};
+use super::endpoint::{Endpoint, Sent, Taken};
+use super::log::{Event, Log, Owner};
 use super::message::{self, Id, Pair};
-use super::run::{Phase, Shared};
+use super::run::{Phase, Shared, Tally};
 
 /// Messages that are taken, or announced in the log, at once.
 const BATCH: usize = 64;
@@ -20,7 +19,8 @@ const BATCH: usize = 64;
 pub(super) const BATCH_BYTES: u64 = (BATCH as u64) << 20;
 
 const COMMAND_TICK: Duration = Duration::from_millis(50);
-const RATE_TICK: Duration = Duration::from_millis(1);
+/// How late a message may be that a rate allows: short, or an emulated machine has nothing left for its messages.
+const RATE_TICK: Duration = Duration::from_millis(10);
 
 /// How much and what a socket sends.
 #[derive(Clone, Debug)]
@@ -35,19 +35,21 @@ struct Target {
     pair: Pair,
     next: u64,
     /// Announced in the log and not yet taken by the library.
-    pending: VecDeque<(u64, Owned)>,
+    pending: VecDeque<(u64, Bytes)>,
 }
 
 /// The socket, and what it must remember.
 pub(super) struct Worker {
-    socket: Socket,
+    socket: Box<dyn Endpoint>,
     local: SocketAddrV4,
     incarnation: u32,
     index: usize,
     load: Load,
     targets: Vec<Target>,
-    ends: Vec<Completion>,
-    unfinished: HashMap<Cookie, (usize, u64, usize)>,
+    ends: Vec<(u32, Event)>,
+    unfinished: HashMap<u32, (usize, u64, usize)>,
+    /// Lost connections that the log knows of.
+    breaks: u64,
     log: Log,
     shared: Arc<Shared>,
     random: fastrand::Rng,
@@ -61,20 +63,19 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(
-        socket: Socket,
+        socket: Box<dyn Endpoint>,
+        owner: Owner,
         index: usize,
-        incarnation: u32,
         targets: &[SocketAddrV4],
         load: Load,
         log: Log,
         shared: Arc<Shared>,
     ) -> Self {
-        let local = message::v4(socket.local_addr()).expect("the node's address is an IPv4 address");
+        let Owner { socket: local, incarnation, .. } = owner;
         let target = |destination: &SocketAddrV4| {
             let pair = Pair { source: local, destination: *destination };
             Target { pair, next: 0, pending: VecDeque::new() }
         };
-        socket.set_congestion_monitor(true);
         let seed = shared.seed ^ (u64::from(incarnation) << 32) ^ u64::from(local.port());
         Self {
             local,
@@ -84,6 +85,7 @@ impl Worker {
             targets: targets.iter().map(target).collect(),
             ends: Vec::new(),
             unfinished: HashMap::new(),
+            breaks: 0,
             log,
             random: fastrand::Rng::with_seed(seed),
             began: Instant::now(),
@@ -104,7 +106,7 @@ impl Worker {
                 continue;
             }
             if self.shared.take_cancel(self.index) {
-                self.socket.cancel_all();
+                self.socket.cancel().map_err(|e| format!("{}: {e}", self.local))?;
             }
             let took = self.receive()?;
             let sent = if phase == Phase::Load { self.send()? } else { 0 };
@@ -113,73 +115,72 @@ impl Worker {
             tally.unfinished.store(self.unfinished.len() as u64, Relaxed);
             tally.idle.store(phase > Phase::Load, Relaxed);
             if phase == Phase::Exit && took == 0 {
+                if self.socket.breaks() != self.breaks {
+                    self.log.broke();
+                    self.log.broke();
+                }
                 return self.log.end().map_err(|e| format!("cannot end the log: {e}"));
             }
             if took + sent == 0 {
                 // The timeout is for commands and for the rate; everything else ends the wait.
                 let writable = phase == Phase::Load && self.full;
-                let interest = Readiness { readable: true, writable, completions: true };
-                let limit = if self.load.rate > 0 { RATE_TICK } else { COMMAND_TICK };
-                self.socket.wait(interest, Some(limit));
+                let limit = if self.load.rate > 0 && phase == Phase::Load { RATE_TICK } else { COMMAND_TICK };
+                self.socket.wait(writable, limit).map_err(|e| format!("{}: {e}", self.local))?;
             }
         }
     }
 
     /// Takes a batch of what is there, and puts it on the log's batch.
     fn receive(&mut self) -> Result<usize, String> {
-        let mut ends = std::mem::take(&mut self.ends);
-        let ended = self.socket.completions(&mut ends);
-        for end in ends.drain(..) {
-            self.ended(end)?;
-        }
-        self.ends = ends;
+        let ended = self.take_ends()?;
         for taken in 0..BATCH {
-            match self.socket.try_recv_lease() {
-                Ok(Got::Message(m)) => self.got(m.from, &m.payload),
+            let (log, shared, local) = (&mut self.log, &self.shared, self.local);
+            let tally = shared.tally(self.index);
+            match self.socket.receive(&mut |from, payload| got(log, tally, local, from, payload)) {
                 // The next round tries every target again.
-                Ok(_) => {}
-                Err(RecvError::Empty) => return Ok(ended + taken),
+                Ok(Taken::Message | Taken::Other) => {}
+                Ok(Taken::Nothing) => return Ok(ended + taken),
                 Err(e) => return Err(format!("{}: cannot receive: {e}", self.local)),
             }
         }
         Ok(BATCH)
     }
 
-    fn got(&mut self, from: SocketAddr, payload: &[u8]) {
-        let tally = self.shared.tally(self.index);
-        match message::read(payload, from, self.local.into()) {
-            Ok(id) => {
-                tally.received.fetch_add(1, Relaxed);
-                self.log.add(Event::Received, &id, payload.len());
-            }
-            Err(damage) => {
-                eprintln!("{}: damaged message from {from}: {damage}", self.local);
-                tally.damaged.fetch_add(1, Relaxed);
-                let source = message::v4(from).unwrap_or(self.local);
-                let pair = Pair { source, destination: self.local };
-                self.log.add(Event::Damaged, &Id { pair, incarnation: 0, number: 0 }, payload.len());
-            }
+    /// Puts the ends of messages on the log's batch. Where a connection was lost meanwhile, all that ended before it is lost stands before
+    /// the second mark, and all that ended after it behind the first.
+    fn take_ends(&mut self) -> Result<usize, String> {
+        let mut ends = std::mem::take(&mut self.ends);
+        let said = |e: String| format!("{}: {e}", self.local);
+        self.socket.ends(&mut ends).map_err(said)?;
+        let by_tcp = ends.iter().any(|(_, event)| *event == Event::DeliveredTransport);
+        let breaks = if by_tcp { self.socket.breaks() } else { self.breaks };
+        let broke = breaks != self.breaks;
+        if broke {
+            self.breaks = breaks;
+            self.log.broke();
+            // They may be from before or after it.
+            self.socket.ends(&mut ends).map_err(said)?;
         }
+        let ended = ends.len();
+        for (cookie, event) in ends.drain(..) {
+            self.ended(cookie, event)?;
+        }
+        if broke {
+            self.log.broke();
+        }
+        self.ends = ends;
+        Ok(ended)
     }
 
-    fn ended(&mut self, end: Completion) -> Result<(), String> {
+    fn ended(&mut self, cookie: u32, event: Event) -> Result<(), String> {
         let tally = self.shared.tally(self.index);
-        let (count, event) = match end {
-            Completion::Delivered { by: Guarantee::Application, .. } => {
-                (&tally.delivered, Event::DeliveredApplication)
-            }
-            Completion::Delivered { by: Guarantee::Transport, .. } => {
-                (&tally.delivered, Event::DeliveredTransport)
-            }
-            Completion::Unknown { .. } => (&tally.unknown, Event::Unknown),
-            Completion::Cancelled { .. } => (&tally.cancelled, Event::Cancelled),
-            _ => return Ok(()),
+        let count = match event {
+            Event::Unknown => &tally.unknown,
+            Event::Cancelled => &tally.cancelled,
+            _ => &tally.delivered,
         };
-        let Some((target, number, len)) = self.unfinished.remove(&end.cookie()) else {
-            return Err(format!(
-                "{}: {end:?}, but that is not the cookie of an unfinished message",
-                self.local
-            ));
+        let Some((target, number, len)) = self.unfinished.remove(&cookie) else {
+            return Err(format!("{}: {event:?} of {cookie}, which is no unfinished message", self.local));
         };
         count.fetch_add(1, Relaxed);
         let id = Id { pair: self.targets[target].pair, incarnation: self.incarnation, number };
@@ -197,23 +198,22 @@ impl Worker {
             let pair = self.targets[index].pair;
             while let Some((number, payload)) = self.targets[index].pending.pop_front() {
                 let len = payload.len();
-                match self.socket.try_send_owned(payload, pair.destination.into()) {
-                    Ok(cookie) => {
-                        self.unfinished.insert(cookie, (index, number, len));
-                        self.log.add(
-                            Event::Accepted,
-                            &Id { pair, incarnation: self.incarnation, number },
-                            len,
-                        );
+                let sending = self.socket.send(&payload, pair.destination);
+                match sending.map_err(|e| format!("{pair:?}: cannot send {len} bytes: {e}"))? {
+                    Sent::Taken(cookie) => {
+                        if let Some(cookie) = cookie {
+                            self.unfinished.insert(cookie, (index, number, len));
+                        }
+                        let id = Id { pair, incarnation: self.incarnation, number };
+                        self.log.add(Event::Accepted, &id, len);
                         self.shared.tally(self.index).accepted.fetch_add(1, Relaxed);
                         sent += 1;
                     }
-                    Err((why @ (TrySendError::Congested | TrySendError::Full), payload)) => {
+                    why @ (Sent::Congested | Sent::Full) => {
                         self.targets[index].pending.push_front((number, payload));
-                        self.full |= why == TrySendError::Full;
+                        self.full |= why == Sent::Full;
                         break;
                     }
-                    Err((why, _)) => return Err(format!("{pair:?}: cannot send {len} bytes: {why}")),
                 }
             }
         }
@@ -240,7 +240,7 @@ impl Worker {
             passed_over = 0;
             let len = length(&mut self.random, self.load.longest);
             let id = Id { pair: target.pair, incarnation: self.incarnation, number: target.next };
-            target.pending.push_back((target.next, self.shared.writer.message(&id, len).into()));
+            target.pending.push_back((target.next, self.shared.writer.message(&id, len)));
             target.next += 1;
             self.log.add(Event::Intent, &id, len);
             self.made += 1;
@@ -251,6 +251,22 @@ impl Worker {
 
     fn write(&mut self) -> Result<(), String> {
         self.log.write().map_err(|e| format!("{}: cannot write the log: {e}", self.local))
+    }
+}
+
+fn got(log: &mut Log, tally: &Tally, local: SocketAddrV4, from: SocketAddr, payload: &[u8]) {
+    match message::read(payload, from, local.into()) {
+        Ok(id) => {
+            tally.received.fetch_add(1, Relaxed);
+            log.add(Event::Received, &id, payload.len());
+        }
+        Err(damage) => {
+            eprintln!("{local}: damaged message from {from}: {damage}");
+            tally.damaged.fetch_add(1, Relaxed);
+            let source = message::v4(from).unwrap_or(local);
+            let pair = Pair { source, destination: local };
+            log.add(Event::Damaged, &Id { pair, incarnation: 0, number: 0 }, payload.len());
+        }
     }
 }
 

@@ -40,6 +40,8 @@ pub(super) struct Link {
     /// The end that connected to the proxy, and the end to which the proxy connected.
     ends: [TcpStream; 2],
     pipes: [Pipe; 2],
+    /// Of the port that connected.
+    lane: u8,
     /// Bytes after which it breaks.
     breaks_at: Option<(u64, Break)>,
     carried: u64,
@@ -65,7 +67,20 @@ impl Link {
         for end in [SockRef::from(&dialer), SockRef::from(&onward)] {
             end.set_tcp_nodelay(true)?;
         }
-        Ok(Self { ends: [dialer, onward], pipes: Default::default(), breaks_at: None, carried: 0, cut: None })
+        let lane = (from.port() % 8) as u8;
+        Ok(Self {
+            ends: [dialer, onward],
+            pipes: Default::default(),
+            lane,
+            breaks_at: None,
+            carried: 0,
+            cut: None,
+        })
+    }
+
+    /// Which lane it carries, if its end announces lanes by source ports.
+    pub(super) fn lane(&self) -> u8 {
+        self.lane
     }
 
     /// Both sockets, to be registered.

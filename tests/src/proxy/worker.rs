@@ -23,6 +23,7 @@ pub(super) struct Worker {
     links: HashMap<u64, Link>,
     next: u64,
     conditions: [Conditions; 2],
+    stalled_lane: Option<u8>,
     refuse: bool,
     schedule: Option<(Schedule, fastrand::Rng)>,
     orders: Receiver<(Command, SyncSender<usize>)>,
@@ -52,6 +53,7 @@ impl Worker {
             links: HashMap::new(),
             next: 0,
             conditions: Default::default(),
+            stalled_lane: None,
             refuse: false,
             schedule: None,
             orders,
@@ -101,6 +103,7 @@ impl Worker {
             }
             Command::Conditions(direction, conditions) => self.conditions[direction as usize] = conditions,
             Command::Bytes => return usize::try_from(self.bytes).unwrap_or(usize::MAX),
+            Command::StallLane(lane) => self.stalled_lane = lane,
             Command::Refuse(refuse) => self.refuse = refuse,
             Command::Schedule(schedule) => {
                 self.schedule = schedule.map(|s| {
@@ -185,6 +188,9 @@ impl Worker {
         let mut wake: Option<Instant> = None;
         let mut over = Vec::new();
         for (id, link) in &mut self.links {
+            if self.stalled_lane == Some(link.lane()) {
+                continue;
+            }
             match link.pump(&self.conditions, &mut self.scratch, &mut self.bytes) {
                 State::Open(again) => wake = [wake, again].into_iter().flatten().min(),
                 State::Ended => over.push((*id, None)),

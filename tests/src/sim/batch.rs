@@ -135,7 +135,7 @@ impl Run {
             && self.world.cx.rng.u8(..) < 60
         {
             // The next life may be set up otherwise.
-            spec.lanes = [1, 2, 4, 8][self.world.cx.rng.usize(..4)];
+            spec.lanes = self.world.cx.rng.u8(1..=8);
         }
         self.world.start(host, clock_back);
         self.bind_all(host);
@@ -279,8 +279,13 @@ impl Run {
         self.world.cx.check(settled);
         let mut complaints = Vec::new();
         for host in &self.world.hosts {
-            if let Host::Kernel(kernel) = host {
-                self.world.cx.tell(|| kernel.describe());
+            match host {
+                Host::Kernel(kernel) => self.world.cx.tell(|| kernel.describe()),
+                Host::Own(own) => {
+                    let peers = own.node.as_ref().map(|n| n.snapshot(true).peers);
+                    self.world.cx.tell(|| format!("host {}: {peers:?}", own.index));
+                }
+                Host::Stranger(_) => {}
             }
         }
         for (i, t) in self.traffic.iter().enumerate() {

@@ -116,6 +116,12 @@ kinds! {
         HandshakeTimeout = "handshake timeout",
         /// Data was sent although a kernel lane had shown nothing.
         IdentityGrace = "identity grace",
+        /// A kernel took a connection for another lane than it was made for.
+        OtherLane = "connection for another lane ended",
+        /// A kernel used a lane that is not offered to it.
+        RemembersLanes = "kernel remembers more lanes",
+        /// Several lanes to a kernel came up.
+        KernelFanOut = "lane fan-out to a kernel",
         /// More than one lane came up.
         LaneFanOut = "lane fan-out",
         /// A pair of sockets stayed on its lane because something was unacknowledged.

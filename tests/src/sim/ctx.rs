@@ -37,6 +37,8 @@ pub struct Fact {
     pub address: IpAddr,
     /// What runs there.
     pub kind: HostKind,
+    /// An earlier life of it was a kernel of another kind.
+    pub changed_kind: bool,
     /// Number of its life, from 1.
     pub incarnation: u32,
     /// Lanes that it offers.
@@ -53,6 +55,8 @@ pub struct Fact {
     pub window: u64,
     /// How long it waits for a kernel's sign.
     pub grace: Nanos,
+    /// Lanes that it offers kernels up to 6.18, or as one.
+    pub old_kernel_lanes: u8,
     /// Whether it answers pings.
     pub ping_enable: bool,
 }

@@ -86,7 +86,7 @@ pub struct Sockets {
 
 impl Inbox for Sockets {
     fn deliver(&mut self, socket: SocketId, from: SocketAddr, body: Body<'_>) {
-        let bytes = body.as_slice().to_vec();
+        let bytes = body.to_vec();
         match self.map.get_mut(&socket) {
             Some(s) => {
                 s.queue.push_back((bytes.len() as u32, Some(from.ip()) == self.own));

@@ -353,7 +353,7 @@ impl Ledger {
             Outcome::Delivered(Guarantee::Transport) => {
                 (!reached).then_some("was reported delivered to its peer's TCP, and was not")
             }
-            Outcome::Unknown if facts[m.dst].kind == HostKind::OldKernel => {
+            Outcome::Unknown if facts[m.dst].kind == HostKind::OldKernel && !facts[m.dst].changed_kind => {
                 Some("ended as unknown towards a kernel that shows no generation")
             }
             Outcome::Unknown => (facts[m.dst].incarnation == m.dst_inc && !to_the_dead)
@@ -373,6 +373,16 @@ impl Ledger {
         match complaint {
             Some(text) => Err(format!("message {id} {text}: {}", self.describe(id))),
             None => Ok(id),
+        }
+    }
+
+    /// A socket was closed: nobody is told any more how its messages end, nor on which lane one of them still is.
+    pub fn close(&mut self, sock: usize) {
+        self.socks[sock].closed = true;
+        for m in self.messages.iter_mut().filter(|m| m.sock == sock && m.outcome.is_none()) {
+            if let Some(lane) = m.lane.take() {
+                self.flows[m.flow].on_lane[usize::from(lane)] -= 1;
+            }
         }
     }
 

@@ -187,7 +187,7 @@ impl Memory {
     /// The memory in which a piece of a stream lies, and where in it; none if it is the node's own.
     #[must_use]
     pub fn find(&self, chunk: &Chunk) -> Option<(&Arc<Life>, usize)> {
-        let address = chunk.as_ptr() as usize;
+        let address = chunk.as_slice()?.as_ptr() as usize;
         let (start, life) = self.lives.range(..=address).next_back()?;
         let at = address - start;
         (chunk.is_payload() && at + chunk.len() <= life.bytes.len()).then_some((life, at))

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use fastrand::Rng;
-use rds_core::proto::is_smaller;
 use rds_core::wire::Capabilities;
 use rds_core::zerocopy::{Mode, WhenFull};
 
@@ -65,27 +64,6 @@ pub struct Plan {
     pub calm_at: Nanos,
 }
 
-/// What nodes are known to do wrong: a seed draws it only where this says so.
-struct Known {
-    /// Several lanes offered to kernels that dial: the node takes all their connections for its first lane, so that they
-    /// displace each other.
-    lanes_dialled_by_kernels: bool,
-    /// Several lanes towards a kernel lost at once: the node dials them all at once, and the kernel takes what comes first for
-    /// its first path.
-    all_lanes_to_a_kernel_lost: bool,
-    /// Connections of a kernel that waited to be accepted, read in another order: the one read last is taken for the newest.
-    kernels_connections_read_in_any_order: bool,
-    /// Another number of lanes in the next life: connections of lanes that are no more are taken for the first one.
-    lanes_change_on_restart: bool,
-}
-
-const KNOWN: Known = Known {
-    lanes_dialled_by_kernels: false,
-    all_lanes_to_a_kernel_lost: false,
-    kernels_connections_read_in_any_order: false,
-    lanes_change_on_restart: true,
-};
-
 /// Messages that each seed carries at least.
 pub const MESSAGES: u32 = 1000;
 /// Faults that each seed has at least.
@@ -114,24 +92,8 @@ impl Plan {
         let mut hosts = Self::draw_hosts(rng);
         let calm_at = SEC * rng.u64(20..110);
         let mut faults = Self::draw_faults(rng, hosts.len() - 1, calm_at);
-        let kernels = hosts.iter().any(|h| h.kind.is_kernel());
-        if kernels && !KNOWN.all_lanes_to_a_kernel_lost {
-            if rng.bool() {
-                hosts.iter_mut().for_each(|h| h.spec.lanes = 1);
-            } else {
-                for f in &mut faults {
-                    if TAKES_ALL_LANES.contains(&f.kind) {
-                        (f.kind, f.until) = (Fault::Reset, f.at);
-                    }
-                }
-            }
-        }
-        if kernels && !KNOWN.kernels_connections_read_in_any_order {
-            hosts.iter_mut().for_each(|h| h.temper.reverse = 0);
-        }
-        for f in faults.iter_mut().filter(|f| kernels && f.kind == Fault::NeverReads) {
-            // No kernel stands still for so long; and while a node does, resets would make several connections of a kernel
-            // wait to be accepted (`KNOWN.kernels_connections_read_in_any_order`).
+        for f in faults.iter_mut().filter(|f| f.kind == Fault::NeverReads && hosts[f.host].kind.is_kernel()) {
+            // No kernel stands still for so long.
             (f.kind, f.until) = (Fault::Freeze, f.until.min(f.at + 10 * SEC));
         }
         if faults.iter().any(|f| TAKES_ALL_LANES.contains(&f.kind)) {
@@ -174,17 +136,11 @@ impl Plan {
                 fixed_lanes: false,
             });
         }
-        let kernels: Vec<IpAddr> = hosts.iter().filter(|h| h.kind.is_kernel()).map(|h| h.address).collect();
-        for h in hosts.iter_mut().filter(|h| !h.kind.is_kernel() && !kernels.is_empty()) {
+        let kernels = hosts.iter().any(|h| h.kind.is_kernel());
+        for h in hosts.iter_mut().filter(|h| !h.kind.is_kernel() && kernels) {
             // Where neither side answers pings, nobody learns how many lanes there are.
             h.spec.ping_enable = true;
-            if !KNOWN.lanes_dialled_by_kernels && kernels.iter().any(|k| is_smaller(*k, h.address)) {
-                h.spec.lanes = 1;
-            }
             h.fixed_lanes = true; // kernels do not survive that a peer offers fewer than before
-        }
-        if !KNOWN.lanes_change_on_restart {
-            hosts.iter_mut().for_each(|h| h.fixed_lanes = true);
         }
         hosts.push(HostPlan {
             address: address(v6_from == 0, 0),
@@ -206,7 +162,9 @@ impl Plan {
         };
         let most = u64::from(max_message);
         OwnSpec {
-            lanes: pick(rng, &[1, 1, 1, 2, 4, 8]),
+            lanes: pick(rng, &[1, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 8]),
+            // What old kernels do with several lanes under faults is theirs.
+            old_kernel_lanes: 1,
             capabilities,
             max_message,
             receive_budget: pick(rng, &[most, 2 * most, 4 * most, 256 << 20]),

@@ -42,7 +42,7 @@ impl Stranger {
 
     /// Connects to a host, from a source port that tells the lane.
     pub fn dial_lane(&mut self, cx: &mut Ctx, to: usize, lane: Option<u8>, manner: Manner) -> End {
-        let end = cx.net.connect(cx.now, self.index, to, lane);
+        let end = cx.net.connect(cx.now, self.index, to, lane.map(|lane| (lane, 8)));
         self.open.push((end, manner));
         end
     }

@@ -31,6 +31,8 @@ pub enum Host {
 pub struct OwnSpec {
     /// Lanes.
     pub lanes: u8,
+    /// Lanes towards kernels up to 6.18.
+    pub old_kernel_lanes: u8,
     /// What it offers own peers.
     pub capabilities: Capabilities,
     /// Largest message.
@@ -60,6 +62,7 @@ impl Default for OwnSpec {
         let c = Config::new(IpAddr::from([127, 0, 0, 1]), NonZeroU32::MIN);
         Self {
             lanes: c.lanes,
+            old_kernel_lanes: c.old_kernel_lanes,
             capabilities: c.capabilities,
             max_message: c.max_message,
             receive_budget: c.receive_budget,
@@ -108,6 +111,7 @@ impl World {
         self.cx.facts.push(Fact {
             address,
             kind,
+            changed_kind: false,
             incarnation: 0,
             lanes: 1,
             capabilities: Capabilities::default(),
@@ -116,6 +120,7 @@ impl World {
             clock_back: false,
             window: 0,
             grace: 0,
+            old_kernel_lanes: 1,
             ping_enable: true,
         });
         self.hosts.push(host);
@@ -163,6 +168,7 @@ impl World {
                     NonZeroU32::new(generation).expect("hosts count from 1 there"),
                 );
                 config.lanes = spec.lanes;
+                config.old_kernel_lanes = spec.old_kernel_lanes;
                 config.capabilities = spec.capabilities;
                 config.max_message = spec.max_message;
                 config.receive_budget = spec.receive_budget;

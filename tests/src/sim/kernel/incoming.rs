@@ -1,7 +1,7 @@
 //! What comes in at a kernel's model: the handshake, messages, maps.
 
 use bytes::Bytes;
-use rds_core::proto::lane_of_port;
+use rds_core::proto::kernel_lane_of_port;
 use rds_core::wire::{CongestionMap, Flags, HandshakeExtensions, Header, PORT_ENGINE, PORT_PROBE};
 
 use super::{KernelHost, LANES, Peer};
@@ -44,11 +44,17 @@ impl KernelHost {
         let smaller = self.is_smaller_than(cx, peer);
         let (index, new) = (self.index, self.new);
         let p = self.peers.get_mut(&peer).expect("it has a path");
+        let before = p.npaths;
         if let Some(lanes) = said.lanes {
             p.npaths = u8::try_from(lanes).unwrap_or(u8::MAX).min(LANES);
         }
+        // Another number than before is a fan-out, for new kernels, even if it is smaller.
+        let fan_out = new && p.npaths > 1 && p.npaths != before;
+        if fan_out {
+            p.paths[0].begin_catch_up();
+        }
         p.npaths = p.npaths.max(1);
-        p.source_port_lane |= said.source_port_lane;
+        p.source_port_lane = said.source_port_lane;
         if let Some(generation) = said.generation.filter(|g| *g != 0) {
             if p.generation != 0 && p.generation != generation {
                 cx.tell(|| format!("kernel {index}: host {peer} shows another generation"));
@@ -64,7 +70,7 @@ impl KernelHost {
             for i in 0..usize::from(npaths) {
                 self.dial(cx, peer, i);
             }
-        } else if new && npaths > 1 && p.source_port_lane {
+        } else if fan_out && p.source_port_lane {
             // `rds_tcp_conn_slots_available`: a first path that came from another lane's port is dropped.
             let wrong = p.paths[0].end.filter(|e| e.side == 1);
             if let Some(end) = wrong
@@ -83,7 +89,7 @@ impl KernelHost {
         let npaths = p.npaths;
         for m in std::mem::take(&mut p.waiting) {
             let odd = self.sockets.get(&m.header.sport).and_then(|s| s.odd_path).filter(|p| *p < npaths);
-            let index = usize::from(odd.unwrap_or_else(|| lane_of_port(m.header.sport, npaths)));
+            let index = usize::from(odd.unwrap_or_else(|| kernel_lane_of_port(m.header.sport, npaths)));
             let p = self.peers.get_mut(&peer).expect("as above");
             p.paths[index].queue(m.header, m.payload, m.book, m.id);
             self.dial(cx, peer, index);

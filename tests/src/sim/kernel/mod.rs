@@ -143,7 +143,7 @@ impl KernelHost {
         self.generation = generation;
         let fact = &mut cx.facts[self.index];
         fact.incarnation += 1;
-        fact.lanes = LANES;
+        (fact.lanes, fact.old_kernel_lanes) = (LANES, LANES);
         fact.generation = generation;
         fact.ping_enable = self.ping_enable;
         if fact.incarnation > 1 {
@@ -261,8 +261,9 @@ impl KernelHost {
         }
         path.reconnect_at = None;
         path.state = State::Connecting;
-        let end = cx.net.connect(cx.now, self.index, peer, self.new.then_some(index as u8));
-        cx.watch.open(end, cx.facts[self.index].incarnation, cx.now, None);
+        let end = cx.net.connect(cx.now, self.index, peer, self.new.then_some((index as u8, 8)));
+        let lane = self.new.then_some(index as u8);
+        cx.watch.open(end, cx.facts[self.index].incarnation, cx.now, lane);
         path.end = Some(end);
         self.by_end.insert(end, (peer, index));
     }
@@ -439,7 +440,7 @@ impl KernelHost {
         let map = self.map.to_message(Identity::Kernel);
         for p in self.peers.values_mut() {
             // `rds_mprds_cp0_catchup`: on fan-out the other paths wait for the first one's earlier messages.
-            let first_busy = self.new && p.paths[0].has_early_messages();
+            let first_busy = self.new && p.paths[0].is_catching_up();
             for index in 0..p.paths.len() {
                 let held = first_busy && index > 0;
                 let path = &mut p.paths[index];

@@ -45,7 +45,7 @@ pub struct Path {
     pub reconnect_at: Option<Nanos>,
     current: Option<BytesMut>,
     written: u64,
-    early: bool,
+    catch_up: u64,
     /// Numbers below this were given before, by an earlier life or count: the peer may take repeats for old ones.
     pub lowered_from: u64,
     /// Messages that were thrown away and whose socket has not been told.
@@ -69,7 +69,7 @@ impl Path {
             reconnect_at: None,
             current: None,
             written: 0,
-            early: false,
+            catch_up: 0,
             lowered_from: past,
             thrown_away: Vec::new(),
             decoder: Decoder::new(),
@@ -130,15 +130,16 @@ impl Path {
         self.send.push_back(Queued { header, payload, book, id, end: 0, stale: false });
     }
 
-    /// Remembers that what is queued now came before fan-out.
-    pub fn mark_early(&mut self) {
-        self.early = true;
+    /// The number of lanes changes: the others wait until what was queued here by now is acknowledged.
+    pub fn begin_catch_up(&mut self) {
+        self.catch_up = self.next_tx;
     }
 
     /// Whether messages from before fan-out are unacknowledged.
     #[must_use]
-    pub fn has_early_messages(&self) -> bool {
-        self.early && !(self.send.is_empty() && self.retransmit.is_empty())
+    pub fn is_catching_up(&self) -> bool {
+        let first = self.retransmit.front().or_else(|| self.send.front());
+        first.is_some_and(|m| m.header.sequence < self.catch_up)
     }
 
     /// Writes what TCP takes (`rds_send_xmit`): a map first if one is due, then messages in order.
@@ -150,9 +151,6 @@ impl Path {
         held: bool,
     ) -> Result<(), String> {
         let (State::Up, Some(end)) = (self.state, self.end) else { return Ok(()) };
-        if self.early && self.send.is_empty() && self.retransmit.is_empty() {
-            self.early = false;
-        }
         loop {
             if self.current.is_none() {
                 if *map_queued {

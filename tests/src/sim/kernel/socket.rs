@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use rds_core::proto::lane_of_port;
+use rds_core::proto::kernel_lane_of_port;
 use rds_core::wire::Header;
 
 use super::{KernelHost, LANES, Peer, Queued, State};
@@ -164,14 +164,14 @@ impl KernelHost {
             if p.paths[0].state != State::Up {
                 self.send_ping(cx, dst);
             } else if p.npaths > 1 {
-                index = usize::from(lane_of_port(header.sport, p.npaths));
+                index = usize::from(kernel_lane_of_port(header.sport, p.npaths));
             }
         } else {
             // `rds_send_mprds_hash`
             let known = p.npaths;
             let odd = self.sockets.get(&header.sport).and_then(|s| s.odd_path).map(usize::from);
             let index_by_port =
-                usize::from(lane_of_port(header.sport, if known == 0 { LANES } else { known }));
+                usize::from(kernel_lane_of_port(header.sport, if known == 0 { LANES } else { known }));
             index = odd.filter(|_| known != 1).unwrap_or(index_by_port);
             if known == 0 && index != 0 {
                 self.send_ping(cx, dst);
@@ -193,9 +193,6 @@ impl KernelHost {
         }
         let p = self.peers.get_mut(&dst).expect("made above");
         p.paths[index].queue(header, payload, Some(book), id);
-        if index == 0 && p.npaths == 0 {
-            p.paths[0].mark_early();
-        }
         self.dial(cx, dst, index);
     }
 

@@ -397,11 +397,13 @@ impl Net {
 
     // ---- what owners do ------------------------------------------------------------------------------------------
 
-    /// Dials. With a lane, the source port is that modulo 8.
-    pub fn connect(&mut self, now: Nanos, from: usize, to: usize, lane: Option<u8>) -> End {
+    /// Dials. With a lane, the source port is that modulo the number behind it.
+    pub fn connect(&mut self, now: Nanos, from: usize, to: usize, lane: Option<(u8, u16)>) -> End {
         let host = &mut self.hosts[from];
+        let (lane, step) = lane.unwrap_or_else(|| (self.rng.u8(0..8), 8));
         host.next_port = if host.next_port > 65_000 { 4096 } else { host.next_port + 8 };
-        let source_port = host.next_port + lane.map_or_else(|| self.rng.u16(0..8), u16::from);
+        host.next_port = host.next_port.next_multiple_of(step);
+        let source_port = host.next_port + u16::from(lane);
         let half = |host, phase| Half::new(host, phase, self.wire.send_buffer, self.wire.receive_buffer);
         self.links.push(Link { ends: [half(from, Phase::Connecting), half(to, Phase::Gone)], source_port });
         let end = End { link: self.links.len() - 1, side: 0 };
@@ -434,7 +436,7 @@ impl Net {
                 let bytes = match self.memory.find(piece) {
                     Some((life, _)) => {
                         life.mark_copied();
-                        piece[..n].to_vec().into()
+                        piece.slice(0..n).to_vec().into()
                     }
                     None => piece.slice(0..n),
                 };
@@ -455,7 +457,7 @@ impl Net {
         while n < most {
             let Some(front) = half.buffer.front_mut() else { break };
             let take = front.len().min(most - n);
-            out.extend_from_slice(&front[..take]);
+            out.extend_from_slice(&front.slice(0..take).to_vec());
             front.advance(take);
             n += take;
             if front.is_empty() {

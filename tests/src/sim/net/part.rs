@@ -66,8 +66,8 @@ impl Part {
                 (bytes.into(), if live { Ok(()) } else { Err(broken()) })
             }
             Self::Pinned { pages: Pages::Own { chunk, then }, at, end, .. } => {
-                let bytes = chunk[*at..*end].to_vec();
-                let same = bytes == then[*at..*end];
+                let bytes = chunk.slice(*at..*end).to_vec();
+                let same = bytes == then.slice(*at..*end).to_vec();
                 let broken = || {
                     "bytes of the node's own changed while the kernel might still transmit them".to_owned()
                 };

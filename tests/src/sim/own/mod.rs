@@ -97,6 +97,10 @@ pub struct OwnHost {
     runs: (Nanos, u32),
     knocked: std::collections::BTreeSet<usize>,
     pressed: bool,
+    /// Connections that stood since its queues held less than the budget.
+    crowd: std::collections::BTreeSet<ConnId>,
+    /// One of them was read out for another.
+    read_out: bool,
     pins: Pins,
 }
 
@@ -122,6 +126,8 @@ impl OwnHost {
             runs: (0, 0),
             knocked: std::collections::BTreeSet::new(),
             pressed: false,
+            crowd: std::collections::BTreeSet::new(),
+            read_out: false,
             pins: Pins::new(Sending::default()),
         }
     }
@@ -138,6 +144,7 @@ impl OwnHost {
         fact.first_sequence = config.first_sequence;
         fact.window = config.window;
         fact.grace = config.identity_grace.as_nanos() as Nanos;
+        fact.old_kernel_lanes = config.old_kernel_lanes;
         fact.ping_enable = config.ping_enable;
         self.sockets.own = Some(config.address);
         match Node::new(config) {
@@ -160,6 +167,7 @@ impl OwnHost {
         self.held.clear();
         self.pending.clear();
         self.pressed = false;
+        self.crowd.clear();
         self.knocked.clear();
         cx.ledger.host_died(self.index);
     }
@@ -231,7 +239,10 @@ impl OwnHost {
                 return false;
             }
             // Nobody reads a connection before it knows that it stands.
-            if !matches!(notice, Notice::Connected(_)) && cx.chance(self.temper.skip) {
+            // And connections are accepted in the order in which they were made.
+            let behind = matches!(notice, Notice::Incoming(_))
+                && later.iter().any(|n| matches!(n, Notice::Incoming(_)));
+            if behind || !matches!(notice, Notice::Connected(_)) && cx.chance(self.temper.skip) {
                 later.push_back(notice);
                 continue;
             }
@@ -292,7 +303,10 @@ impl OwnHost {
                 self.insert(conn, end, peer);
                 if cx.net.is_readable(end) {
                     if cx.chance(self.temper.reverse) {
-                        self.pending.push_front(Notice::Readable(end));
+                        // Before those that came earlier, once all that wait are accepted.
+                        let accepts = self.pending.iter().take_while(|n| matches!(n, Notice::Incoming(_)));
+                        let at = accepts.count();
+                        self.pending.insert(at, Notice::Readable(end));
                     } else {
                         self.pending.push_back(Notice::Readable(end));
                     }
@@ -330,6 +344,7 @@ impl OwnHost {
             homeless: None,
         };
         self.conns.insert(conn, c);
+        self.crowd.insert(conn);
         self.by_end.insert(end, conn);
     }
 
@@ -349,8 +364,15 @@ impl OwnHost {
         for c in self.conns.values() {
             watch::note_window(cx, c.end);
         }
+        // Each connection that stood since there was room may have gone beyond once.
+        if queued < config.receive_budget {
+            self.crowd = self.conns.keys().copied().collect();
+            self.read_out = false;
+        }
         let each = (64 << 10) + 48 + u64::from(config.max_message);
-        let most = config.receive_budget + each * (self.conns.len() as u64 + 1);
+        // What is read out may fill it twice.
+        let budget = config.receive_budget * if self.read_out { 2 } else { 1 };
+        let most = budget + each * (self.crowd.len() as u64 + 1);
         if queued > most {
             cx.fail(format!(
                 "host {} holds {queued} bytes for its programs, which is more than {most}",

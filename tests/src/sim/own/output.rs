@@ -44,11 +44,12 @@ impl OwnHost {
         cx.tell(|| format!("host {}: {action:?}", self.index));
         cx.digest(0x100);
         match action {
-            Action::Connect { conn, peer, lane, lanes } => self.connect(cx, conn, peer, lane, lanes),
+            Action::Connect { conn, peer, lane, port_step } => self.connect(cx, conn, peer, lane, port_step),
             Action::Close { conn, mode, reason, .. } => self.close(cx, conn, &mode, &reason),
             Action::Drain { conn } => {
                 if let Some(c) = self.conns.get_mut(&conn) {
                     cx.see(Seen::DrainOld);
+                    self.read_out = true;
                     c.draining = true;
                     // It may have been throttled: now everything is taken.
                     c.stopped = false;
@@ -116,8 +117,12 @@ impl OwnHost {
                 }
             }
             Action::Completed { token, outcome, .. } => watch::completed(cx, self.index, token.0, outcome),
+            Action::PeerRemembersLanes { .. } => cx.see(Seen::RemembersLanes),
             Action::PeerUp { peer, lanes, restarted, .. } => {
                 if let Some(peer) = cx.host_at(peer) {
+                    if lanes > 1 && cx.facts[peer].kind.is_kernel() {
+                        cx.see(Seen::KernelFanOut);
+                    }
                     cx.watch.lanes.insert((self.index, peer), lanes);
                 }
                 if restarted {
@@ -131,7 +136,7 @@ impl OwnHost {
         }
     }
 
-    pub(super) fn connect(&mut self, cx: &mut Ctx, conn: ConnId, peer: IpAddr, lane: u8, lanes: u8) {
+    pub(super) fn connect(&mut self, cx: &mut Ctx, conn: ConnId, peer: IpAddr, lane: u8, step: u16) {
         let Some(host) = cx.host_at(peer) else {
             cx.fail(format!("host {} dials {peer}, where nobody is", self.index));
             return;
@@ -142,7 +147,7 @@ impl OwnHost {
         if peer.is_ipv6() {
             cx.see(Seen::Ipv6);
         }
-        let end = cx.net.connect(cx.now, self.index, host, (lanes > 1).then_some(lane));
+        let end = cx.net.connect(cx.now, self.index, host, (step > 1).then_some((lane, step)));
         cx.watch.open(end, cx.facts[self.index].incarnation, cx.now, Some(lane));
         self.insert(conn, end, host);
     }
@@ -153,6 +158,7 @@ impl OwnHost {
             DropReason::Replaced => cx.see(Seen::Replaced),
             DropReason::Framing(_) => cx.see(Seen::FramingLost),
             DropReason::Limit => cx.see(Seen::RefusedByLimit),
+            DropReason::OtherLane => cx.see(Seen::OtherLane),
             DropReason::PokeDone => cx.see(Seen::Knock),
             DropReason::AckBeyondSent { .. }
             | DropReason::WindowOverrun { .. }
@@ -288,7 +294,7 @@ impl OwnHost {
         }
         if path.was_closed.get() && alive {
             // Another thread has closed it meanwhile.
-            self.give_up(cx, conn);
+            self.closed_elsewhere(cx, conn);
         }
         self.hear(cx);
     }

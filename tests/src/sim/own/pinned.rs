@@ -223,15 +223,19 @@ impl Socket<'_> {
         let mut left = n;
         for piece in pieces {
             let n = piece.len().min(left);
-            let result = watch::written(self.cx, self.path.end, &piece[..n]);
+            let result = watch::written(self.cx, self.path.end, &piece.slice(0..n).to_vec());
             self.cx.check(result);
             left -= n;
         }
     }
 
-    /// Another thread may close the connection while this one is about to make its call, or comes back from it.
+    /// Another thread may close the connection while this one is about to make its call, or comes back from it. It has read all that
+    /// came before.
     fn closed_meanwhile(&mut self) {
-        if !self.cx.chance(self.path.closes) {
+        let end = self.path.end;
+        if !self.cx.chance(self.path.closes)
+            || !self.cx.watch.unread_messages(end.peer(), self.cx.net.received_offset(end)).is_empty()
+        {
             return;
         }
         self.cx.see(Seen::ClosedInCall);

@@ -223,7 +223,7 @@ impl OwnHost {
             }
         }
         cx.tell(|| format!("host {} closes port {}", self.index, s.port));
-        cx.ledger.socks[s.book].closed = true;
+        cx.ledger.close(s.book);
         node.close(id, drain);
         self.sockets.map.remove(&id);
         self.output(cx);

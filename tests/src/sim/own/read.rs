@@ -65,6 +65,8 @@ impl OwnHost {
         let node = self.node.as_mut().expect("runs only while it is up");
         if c.draining {
             c.draining = false;
+            let unacked = cx.net.unacked(end);
+            node.tcp_unacked(time(cx.now), conn, unacked);
             node.drained(time(cx.now), conn);
             self.output(cx);
             // Whatever it does with the connection, its end is reported if it is still there.

@@ -90,7 +90,7 @@ impl OwnHost {
                 cx.tell(|| {
                     format!("host {} gives up {:?}: its pages were pinned too long", self.index, path.end)
                 });
-                self.give_up(cx, conn);
+                self.node.as_mut().expect("runs only while it is up").give_up(time(cx.now), conn);
                 self.output(cx);
             }
         }
@@ -98,8 +98,8 @@ impl OwnHost {
         self.hear(cx);
     }
 
-    /// Ends a connection from this side.
-    pub(super) fn give_up(&mut self, cx: &mut Ctx, conn: ConnId) {
+    /// Another thread has found the end of a connection, and closed its socket.
+    pub(super) fn closed_elsewhere(&mut self, cx: &mut Ctx, conn: ConnId) {
         let Some(c) = self.forget(conn) else { return };
         let unacked = cx.net.unacked(c.end);
         self.end_socket(cx, c.path);

@@ -3,7 +3,7 @@
 use rds_core::proto::{Guarantee, Outcome};
 
 use crate::sim::coverage::Seen;
-use crate::sim::ctx::Ctx;
+use crate::sim::ctx::{Ctx, HostKind};
 use crate::sim::net::End;
 
 /// Whether all bytes of message `id` came into the receive buffer of its destination's TCP, on any connection.
@@ -13,12 +13,17 @@ pub fn reached(cx: &Ctx, id: usize) -> bool {
     m.src == m.dst || m.written.iter().any(|(end, at)| cx.net.received_offset(end.peer()) >= *at)
 }
 
-/// Whether message `id` was written to an earlier life of its receiver, or, never seen on a wire, may have been begun there.
+/// Whether message `id` was written to an earlier life of its receiver, or, never seen on a wire, may have been begun there; or
+/// to a kernel that had restarted and, though it was waited for, did not show its generation on that connection.
 #[must_use]
 pub fn went_to_the_dead(cx: &Ctx, id: usize) -> bool {
     let Some(m) = cx.ledger.messages.get(id) else { return false };
     let now = cx.facts[m.dst].incarnation;
-    let past = |end: &End| cx.watch.links.get(&end.link).is_some_and(|l| l.incarnations[1 - end.side] != now);
+    let silent = cx.facts[m.dst].kind == HostKind::NewKernel && now > 1;
+    let past = |end: &End| {
+        cx.watch.links.get(&end.link).is_some_and(|l| l.incarnations[1 - end.side] != now)
+            || silent && !cx.watch.knows_generation(*end)
+    };
     if m.written.is_empty() { now > 1 } else { m.written.iter().any(|(end, _)| past(end)) }
 }
 

@@ -1,9 +1,11 @@
 //! Reads every byte stream along, as it is written and as it is consumed, and holds what an own node writes against
 //! the rules of the wire.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use rds_core::wire::{CongestionMap, Decoder, Header, Item, MAX_MESSAGE, MAX_MESSAGE_SLACK};
+use rds_core::wire::{
+    CongestionMap, Decoder, HandshakeExtensions, Header, Item, MAX_MESSAGE, MAX_MESSAGE_SLACK,
+};
 
 use super::coverage::Seen;
 use super::ctx::{Ctx, HostKind};
@@ -97,6 +99,10 @@ struct Heard {
     pong: bool,
     limit: u64,
     blocked: bool,
+    /// When the first message was read.
+    since: Nanos,
+    /// A handshake message showed a generation.
+    generation: bool,
 }
 
 /// What is known of one connection.
@@ -124,6 +130,8 @@ pub struct Watch {
     pub tap: Option<BTreeMap<End, Vec<u8>>>,
     /// Lanes in use, as an own node said, by (node, peer).
     pub lanes: BTreeMap<(usize, usize), u8>,
+    /// Who has seen a generation of whom: (node, its life, peer).
+    generations: BTreeSet<(usize, u32, usize)>,
 }
 
 impl Watch {
@@ -165,6 +173,12 @@ impl Watch {
     #[must_use]
     pub fn heard_anything(&self, end: End) -> bool {
         self.links.get(&end.link).is_some_and(|l| l.heard[end.side].messages > 0)
+    }
+
+    /// Whether the peer of `end`'s owner has shown its generation on that connection.
+    #[must_use]
+    pub fn knows_generation(&self, end: End) -> bool {
+        self.links.get(&end.link).is_some_and(|l| l.heard[end.side].generation)
     }
 
     /// Whether both pong and ping were heard at `end`.
@@ -264,9 +278,24 @@ pub fn consumed(cx: &mut Ctx, reader: End, bytes: &[u8], superseded: bool) -> Re
             link.directions[writer.side].on_the_way.pop_front();
         }
         let heard = &mut link.heard[reader.side];
+        if heard.messages == 0 {
+            heard.since = cx.now;
+        }
         heard.messages += 1;
         heard.ping |= h.is_handshake_ping();
         heard.pong |= h.is_handshake_pong();
+        if h.is_handshake_ping() || h.is_handshake_pong() {
+            let key = (me, link.incarnations[reader.side], peer);
+            if HandshakeExtensions::decode(&h.extensions).generation.is_some() {
+                heard.generation = true;
+                // What is read out for a newer one says nothing of the present.
+                if !superseded {
+                    cx.watch.generations.insert(key);
+                }
+            } else {
+                cx.watch.generations.remove(&key);
+            }
+        }
         if h.is_ack_only() {
             heard.limit = heard.limit.max(h.sequence);
             if heard.blocked && heard.limit > link.directions[reader.side].window_used {

@@ -1,7 +1,7 @@
 //! Rules of the wire that an own node must keep (`docs/protocol.md`).
 
 use rds_core::proto::{Outcome, lane_of_port};
-use rds_core::wire::{Capabilities, Flags, HandshakeExtensions, Header, checksum};
+use rds_core::wire::{Capabilities, Flags, HandshakeExtensions, Header, Identity, checksum};
 
 use super::Passed;
 use crate::sim::coverage::Seen;
@@ -41,17 +41,31 @@ pub(super) fn header_rules(cx: &mut Ctx, writer: End, h: &Header) -> Result<(), 
         if said.encode() != h.extensions {
             return Err("carries extensions that are none of the handshake's".into());
         }
-        if said.generation != Some(mine.generation) || said.lanes != Some(u16::from(mine.lanes)) {
-            return Err(format!(
-                "announces {said:?}, but is of generation {} with {} lanes",
-                mine.generation, mine.lanes
-            ));
+        if said.generation != Some(mine.generation) {
+            return Err(format!("announces {said:?}, but is of generation {}", mine.generation));
+        }
+        // With more to offer than one, kernels alone are told how many, and only once they have shown their version.
+        let shown = heard.ping || heard.pong;
+        let right = match (theirs.kind, said.lanes) {
+            _ if mine.lanes.max(mine.old_kernel_lanes) == 1 => said.lanes == Some(1),
+            (_, None) => true,
+            (HostKind::NewKernel, Some(lanes)) => shown && lanes == u16::from(mine.lanes),
+            (HostKind::OldKernel, Some(lanes)) => shown && lanes == u16::from(mine.old_kernel_lanes),
+            _ => false,
+        };
+        if !right {
+            return Err(format!("announces {said:?}, but offers {} lanes", mine.lanes));
         }
         if said.source_port_lane != (mine.lanes > 1) {
             return Err("announces lanes by source port wrongly".into());
         }
     } else if handshake {
         return Err("sends a handshake message that announces nothing".into());
+    }
+    if let Identity::Own { capabilities, .. } = h.identity()
+        && capabilities.lanes() != mine.lanes
+    {
+        return Err(format!("shows {} lanes to own peers, but offers {}", capabilities.lanes(), mine.lanes));
     }
     if (map || handshake) != h.identity().is_own() || !(map || handshake || h.padding == [0; 4]) {
         return Err("shows its identity where it should not, or hides it".into());
@@ -76,6 +90,23 @@ pub(super) fn header_rules(cx: &mut Ctx, writer: End, h: &Header) -> Result<(), 
             return Err("sends data to a kernel that has not shown itself, and does not wait".into());
         }
         cx.seen.see(Seen::IdentityGrace);
+    }
+    if !peer_own && plain && writer.side == 0 && lane.is_some_and(|l| l > 0) && !heard.pong {
+        // The kernel may have taken the connection for its first lane's. One that has what is unacknowledged does not answer before
+        // it gets that again.
+        if cx.now < opened + mine.grace || !h.flags.contains(Flags::RETRANSMITTED) {
+            return Err("sends data on an upper lane of a kernel that has not answered there".into());
+        }
+    }
+    if !peer_own && plain && h.sport != 0 && !(heard.ping || heard.pong) {
+        // A kernel that has shown its generation before may be another life of it now.
+        let before = cx.watch.generations.contains(&(me, incarnations[writer.side], peer));
+        // On an upper lane it may have been silent until the grace was over, and spoken just then.
+        let upper = lane.is_some_and(|l| l > 0);
+        let since = if before_first || upper { opened } else { heard.since };
+        if before && cx.now < since + mine.grace {
+            return Err("sends to a kernel that may have restarted, and does not wait".into());
+        }
     }
     if h.ack != 0 {
         if !acks {
@@ -161,10 +192,11 @@ pub(super) fn message_written(cx: &mut Ctx, writer: End, message: &Passed) -> Re
     let incarnations = watch.incarnations;
     let (old_multi, own_pair) = (
         (cx.facts[src].kind == HostKind::OldKernel || cx.facts[dst].kind == HostKind::OldKernel)
-            && cx.facts[src].lanes.min(cx.facts[dst].lanes) > 1,
+            && cx.facts[src].old_kernel_lanes.min(cx.facts[dst].old_kernel_lanes) > 1,
         own_src && cx.facts[dst].kind == HostKind::Own,
     );
     let links = &cx.watch.links;
+    let told = !cx.ledger.socks[cx.ledger.messages[id].sock].closed;
     let m = &mut cx.ledger.messages[id];
     let flagged = h.flags.contains(Flags::RETRANSMITTED);
     let again = m.written.iter().any(|(end, _)| end.link != writer.link);
@@ -203,7 +235,7 @@ pub(super) fn message_written(cx: &mut Ctx, writer: End, message: &Passed) -> Re
     if !first {
         return Ok(());
     }
-    let (order, flow, open) = (m.order, m.flow, m.tracked && m.outcome.is_none());
+    let (order, flow, open) = (m.order, m.flow, m.tracked && told && m.outcome.is_none());
     if let Some(lane) = lane.filter(|_| open) {
         m.lane = Some(lane);
     }

@@ -145,6 +145,13 @@ fn a_part_that_comes_back_keeps_its_leases_from_the_next_path() {
 
 #[test]
 fn pages_stay_mapped_for_their_holder_and_not_longer_than_a_lap() {
+    // Another test's thread may map something where the address space was.
+    let gone = (0..5).any(|_| !is_mapped(holds_pages_for_a_lap()));
+    assert!(gone, "with the last lease the address space goes");
+}
+
+/// Returns where pages were that neither the region nor a lease holds any more.
+fn holds_pages_for_a_lap() -> *const u8 {
     let page = page_size();
     let payload = Aligned::new(2 * page, 3);
     let (a, b) = pair();
@@ -172,7 +179,7 @@ fn pages_stay_mapped_for_their_holder_and_not_longer_than_a_lap() {
     assert!(region.used_pages() <= 256 + 3, "no more than a lap is kept");
     assert!(*held == *payload);
     drop((region, held));
-    assert!(!is_mapped(at), "with the last lease the address space goes");
+    at
 }
 
 #[test]

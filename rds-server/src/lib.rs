@@ -1,0 +1,23 @@
+//! The broker daemon: owns a host's RDS addresses, and serves every local program as the kernel's module would.
+//!
+//! * [`settings`], [`cli`]: what it is to do.
+//! * [`access`]: who may do what, and how much.
+//! * [`broker`]: ports with several members.
+//! * [`session`]: one attached client.
+//! * [`host`]: one node, and the ports that clients have bound.
+//! * [`remember`]: which ports were bound, over a restart.
+//! * [`service`]: the thread that serves all clients.
+//! * [`server`]: the whole, as a value.
+//!
+//! Documented for its users in docs/daemon.md.
+pub mod access;
+pub mod broker;
+pub mod cli;
+pub mod host;
+pub mod listener;
+pub mod remember;
+pub mod server;
+pub mod service;
+pub mod session;
+pub mod settings;
+pub mod snapshot;

@@ -1,0 +1,131 @@
+//! The whole daemon as a value.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rds_core::engine::{Engine, OpenError};
+
+use crate::host::Host;
+use crate::listener::{ListenError, Listener};
+use crate::remember::Remembered;
+use crate::service::{Calls, Service};
+use crate::settings::Settings;
+
+/// Why a daemon does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// No address was given.
+    #[error("no node to serve: give an address of this host with --address")]
+    NoAddress,
+    /// An address was given twice.
+    #[error("address {0} is given twice")]
+    Twice(IpAddr),
+    /// A node cannot be opened.
+    #[error("the node at {address}: {source}")]
+    Node {
+        /// Which.
+        address: IpAddr,
+        /// Why.
+        source: OpenError,
+    },
+    /// Programs could not attach.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Anything else.
+    #[error("cannot start the thread that serves clients: {0}")]
+    Thread(#[from] io::Error),
+}
+
+/// A daemon that runs. Dropping it ends it, in an orderly way.
+#[derive(Debug)]
+pub struct Server {
+    calls: Arc<Calls>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+    engines: Vec<Engine>,
+}
+
+impl Server {
+    /// Opens the nodes and listens; threads of its own do the rest.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start(settings: Settings) -> Result<Self, StartError> {
+        if settings.addresses.is_empty() {
+            return Err(StartError::NoAddress);
+        }
+        for (n, address) in settings.addresses.iter().enumerate() {
+            if settings.addresses[..n].contains(address) {
+                return Err(StartError::Twice(*address));
+            }
+        }
+        // First: who is told that another daemon is there need not be told of its ports.
+        let listener = Listener::bind(&settings.socket, settings.mode, settings.owner, settings.group)?;
+        let mut engines = Vec::new();
+        for &address in &settings.addresses {
+            let engine = Engine::open_paused(settings.options(address));
+            engines.push(engine.map_err(|source| StartError::Node { address, source })?);
+        }
+        let (remembered, mut expected) = Remembered::new(listener.notes()?);
+        let remembered = Arc::new(remembered);
+        let hosts = engines.iter().map(|engine| {
+            Host::new(engine.clone(), Arc::clone(&remembered), expected.remove(&engine.address()))
+        });
+        let service = Service::new(settings, hosts.collect::<Result<_, _>>()?, listener, remembered)?;
+        let calls = service.calls();
+        let thread =
+            std::thread::Builder::new().name("rds service".to_owned()).spawn(move || service.run())?;
+        Ok(Self { calls, thread: Some(thread), engines })
+    }
+
+    /// The nodes, in the order of the addresses.
+    #[must_use]
+    pub fn engines(&self) -> &[Engine] {
+        &self.engines
+    }
+
+    /// Delivers what is queued, within the time that the settings give, tells the clients, and ends. Blocks until then.
+    ///
+    /// # Errors
+    /// What ended it before.
+    pub fn stop(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    /// Blocks until it ends by itself, which it does only when it cannot poll any more.
+    ///
+    /// # Errors
+    /// Why.
+    pub fn join(mut self) -> io::Result<()> {
+        self.wait()
+    }
+
+    /// To have it end from another thread ([`Calls::stop`]).
+    #[must_use]
+    pub fn calls(&self) -> Arc<Calls> {
+        Arc::clone(&self.calls)
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.calls.stop();
+        self.wait()
+    }
+
+    fn wait(&mut self) -> io::Result<()> {
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(result)) => result,
+            // It was reported where it happened.
+            Some(Err(_)) => Err(io::Error::other("the thread that serves clients panicked")),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Nobody is left to hear of it.
+        let _ = self.end();
+    }
+}

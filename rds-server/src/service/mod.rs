@@ -1,0 +1,547 @@
+//! The thread that serves all clients: the listener, hellos, doorbells and submissions.
+//!
+//! A client whose ring has something is *hot*: it is looked at in turn, a bounded number of records each time, and rings no doorbell meanwhile.
+//! One whose ring is empty announces that the daemon sleeps, and is not looked at again before it rings. So what costs time is what
+//! clients do, not how many there are.
+
+mod calls;
+mod hellos;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token};
+use rds_core::attach::{Accepted, Completion, Greeting, Hello, Refusal, RefusalCode, Wakeup};
+use rds_core::zerocopy::Cap;
+
+pub use self::calls::Calls;
+use self::hellos::Hellos;
+use crate::access::Table;
+use crate::host::Host;
+use crate::listener::Listener;
+use crate::remember::Remembered;
+use crate::session::{End, Outlet, Session, Setup, Turn};
+use crate::settings::Settings;
+use crate::snapshot;
+
+/// Records of one client before the next has its turn.
+const TURN: usize = 256;
+/// Records that a client may have submitted before it hung up, which are still done: as many as fit into the largest ring.
+const LAST_RECORDS: usize = (1 << 20) / 32;
+/// How long a client that submitted many records at a time is looked at after the last of them, unless the settings say longer: it submits more soon,
+/// and to sleep and be woken costs both more than that. The processor is offered to others meanwhile.
+const LINGER: Duration = Duration::from_micros(20);
+/// How many are many. Who waits for an answer to each is served sooner by a thread that sleeps: the scheduler prefers one that is woken.
+const MANY: usize = 16;
+/// Looks at the hot clients between two looks at everything else.
+const ROUNDS: u32 = 8;
+/// Connections accepted before clients have their turn.
+const ACCEPTS: usize = 16;
+/// How long accepting waits when there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+const LISTENER: Token = Token(0);
+const CALLS: Token = Token(1);
+
+/// A client's two tokens: its connection, and its doorbell.
+fn connection(id: u64) -> Token {
+    Token(2 + 2 * id as usize)
+}
+
+fn doorbell(id: u64) -> Token {
+    Token(3 + 2 * id as usize)
+}
+
+/// An attached client.
+struct Attached {
+    session: Session,
+    host: usize,
+    socket: Arc<std::os::unix::net::UnixStream>,
+    wakeup: Option<Arc<Wakeup>>,
+    /// It is in the list of those that are looked at.
+    hot: bool,
+    /// It has hung up, and so many of its records are still read.
+    gone: Option<usize>,
+    /// When many records were last read of it.
+    busy: Option<Instant>,
+}
+
+/// All that the thread has.
+pub struct Service {
+    settings: Settings,
+    table: Arc<Table>,
+    poll: Poll,
+    calls: Arc<Calls>,
+    listener: Option<Listener>,
+    /// When accepting is tried again although nobody came.
+    accept_at: Option<Instant>,
+    hosts: Vec<Host>,
+    remembered: Arc<Remembered>,
+    hellos: Hellos,
+    clients: HashMap<u64, Attached>,
+    hot: VecDeque<u64>,
+    next: u64,
+    instance: u64,
+    /// What users may have pinned, by node and user.
+    pin_caps: HashMap<(usize, u32), Weak<Cap>>,
+}
+
+impl Service {
+    /// Serves these nodes at this socket.
+    ///
+    /// # Errors
+    /// No descriptors for polling.
+    pub fn new(
+        settings: Settings,
+        hosts: Vec<Host>,
+        listener: Listener,
+        remembered: Arc<Remembered>,
+    ) -> io::Result<Self> {
+        // What an earlier daemon left is of no use any more once nobody waits for it.
+        if hosts.iter().all(|host| host.paused_until().is_none()) {
+            remembered.renew();
+        }
+        let poll = Poll::new()?;
+        let calls = Calls::new(poll.registry(), CALLS)?;
+        poll.registry().register(
+            &mut SourceFd(&listener.socket().as_raw_fd()),
+            LISTENER,
+            Interest::READABLE,
+        )?;
+        let hellos = Hellos::new(settings.max_hellos, settings.hello_timeout);
+        Ok(Self {
+            table: Table::new(settings.quotas),
+            settings,
+            poll,
+            calls,
+            listener: Some(listener),
+            accept_at: None,
+            hosts,
+            remembered,
+            hellos,
+            clients: HashMap::new(),
+            hot: VecDeque::new(),
+            next: 0,
+            instance: fastrand::u64(1..),
+            pin_caps: HashMap::new(),
+        })
+    }
+
+    /// To have it stop.
+    #[must_use]
+    pub fn calls(&self) -> Arc<Calls> {
+        Arc::clone(&self.calls)
+    }
+
+    /// Serves until it is told to stop; then delivers what is queued, within the time that the settings give, and ends.
+    ///
+    /// # Errors
+    /// Polling fails; nothing can be served then.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(256);
+        let mut called = Vec::new();
+        let mut rounds = 0;
+        while !self.calls.stopped() {
+            self.calls.take(&mut called);
+            for id in called.drain(..) {
+                self.heat(id);
+            }
+            let mut idle = true;
+            for _ in 0..self.hot.len() {
+                if let Some(id) = self.hot.pop_front() {
+                    idle &= self.serve(id);
+                }
+            }
+            if self.hosts.iter().any(|host| host.paused_until().is_some()) {
+                self.resume(Instant::now())?;
+            }
+            let sleeps = self.hot.is_empty();
+            rounds += 1;
+            if !sleeps && rounds < ROUNDS {
+                if idle {
+                    std::thread::yield_now();
+                }
+                continue;
+            }
+            rounds = 0;
+            let timeout = if sleeps && self.calls.sleep() { self.timeout() } else { Some(Duration::ZERO) };
+            let polled = self.poll.poll(&mut events, timeout);
+            self.calls.awake();
+            match polled {
+                Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
+                _ => {}
+            }
+            for event in &events {
+                self.event(event);
+            }
+            self.expire();
+        }
+        let failed = self.calls.failed();
+        self.stop();
+        if failed {
+            return Err(io::Error::other("a node has stopped by itself; what was wrong is in the log"));
+        }
+        Ok(())
+    }
+
+    /// How long it may sleep.
+    fn timeout(&self) -> Option<Duration> {
+        let paused = self.hosts.iter().filter_map(Host::paused_until);
+        let next = self.hellos.deadline().into_iter().chain(self.accept_at).chain(paused).min()?;
+        // A little later than due, rather than twice.
+        Some(next.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+    }
+
+    fn event(&mut self, event: &mio::event::Event) {
+        match event.token() {
+            LISTENER => self.accept(),
+            CALLS => {}
+            Token(n) => {
+                let id = (n as u64 - 2) / 2;
+                if let Some(client) = self.clients.get_mut(&id) {
+                    if n % 2 == 0 && (event.is_read_closed() || event.is_error()) {
+                        client.gone.get_or_insert(LAST_RECORDS);
+                    }
+                    if event.is_writable() {
+                        client.session.outlet().socket_is_writable();
+                    }
+                    self.heat(id);
+                } else {
+                    self.hello(id);
+                }
+            }
+        }
+    }
+
+    fn expire(&mut self) {
+        let now = Instant::now();
+        for (id, greeting) in self.hellos.expired(now) {
+            let text = "no hello came in time";
+            tracing::info!(client = id, who = ?greeting.credentials(), "refused: {text}");
+            self.deregister(&greeting);
+            greeting.refuse(&Refusal::new(RefusalCode::TimedOut, text));
+        }
+        if self.accept_at.is_some_and(|at| at <= now) {
+            self.accept_at = None;
+            self.accept();
+        }
+    }
+
+    /// Has nodes serve peers that waited for their ports.
+    fn resume(&mut self, now: Instant) -> io::Result<()> {
+        let mut resumed = false;
+        for n in 0..self.hosts.len() {
+            if !self.hosts[n].resume(now)? {
+                continue;
+            }
+            resumed = true;
+            let ids: Vec<_> = self.clients.iter().filter(|(_, c)| c.host == n).map(|(id, _)| *id).collect();
+            for id in ids {
+                if let Some(client) = self.clients.get_mut(&id) {
+                    client.session.resumed(&mut self.hosts[n]);
+                }
+                self.heat(id);
+            }
+        }
+        if resumed && self.hosts.iter().all(|host| host.paused_until().is_none()) {
+            self.remembered.renew();
+        }
+        Ok(())
+    }
+
+    fn deregister(&self, fd: &impl AsFd) {
+        // It goes with the descriptor anyway.
+        let _ = self.poll.registry().deregister(&mut SourceFd(&fd.as_fd().as_raw_fd()));
+    }
+
+    // ---- attaching --------------------------------------------------------------------------------------------------
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS {
+            let Some(listener) = &self.listener else { return };
+            let socket = match listener.socket().accept() {
+                Ok((socket, _)) => socket,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e)
+                    if [io::ErrorKind::Interrupted, io::ErrorKind::ConnectionAborted].contains(&e.kind()) =>
+                {
+                    continue;
+                }
+                Err(e) => {
+                    tracing::warn!(
+                        "a program cannot attach now: {e}; raise the limit of open files (ulimit -n)"
+                    );
+                    self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
+                    return;
+                }
+            };
+            let greeting = match Greeting::new(socket) {
+                Ok(greeting) => greeting,
+                Err(e) => {
+                    tracing::info!("a program that connected cannot be asked who it is: {e}");
+                    continue;
+                }
+            };
+            let who = snapshot::who(greeting.credentials());
+            if !self.settings.attach.allows(&who) {
+                let text =
+                    format!("user {} may not attach: see --allow-uid and --allow-gid of the daemon", who.uid);
+                tracing::info!(%who, "refused: {text}");
+                greeting.refuse(&Refusal::new(RefusalCode::NotAllowed, text));
+                continue;
+            }
+            let id = self.next;
+            self.next += 1;
+            let registered = self.poll.registry().register(
+                &mut SourceFd(&greeting.as_fd().as_raw_fd()),
+                connection(id),
+                Interest::READABLE,
+            );
+            if let Err(e) = registered {
+                tracing::warn!(%who, "a program cannot attach: {e}");
+                continue;
+            }
+            if let Some(other) = self.hellos.add(id, greeting) {
+                let text = "too many programs are attaching at the same time: try again";
+                tracing::info!(who = ?other.credentials(), "refused: {text}");
+                self.deregister(&other);
+                other.refuse(&Refusal::new(RefusalCode::Quota, text));
+            }
+            // It may have said hello already, of which no event tells.
+            self.hello(id);
+        }
+        // There may be more, of which no event tells again.
+        self.accept_at = Some(Instant::now());
+    }
+
+    /// Reads what a client that is not attached yet says.
+    fn hello(&mut self, id: u64) {
+        let Some(read) = self.hellos.read(id) else { return };
+        match read {
+            Ok(None) => {}
+            Ok(Some(hello)) => {
+                if let Some(greeting) = self.hellos.take(id) {
+                    self.deregister(&greeting);
+                    self.welcome(id, greeting, &hello);
+                }
+            }
+            Err(e) => {
+                if let Some(greeting) = self.hellos.take(id) {
+                    tracing::info!(client = id, who = ?greeting.credentials(), "refused: {e}");
+                    self.deregister(&greeting);
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, id: u64, greeting: Greeting, hello: &Hello) {
+        let who = snapshot::who(greeting.credentials());
+        let admitted = match self.admit(id, &who, hello) {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                tracing::info!(client = id, %who, program = hello.program, "refused: {refusal}");
+                greeting.refuse(&refusal);
+                return;
+            }
+        };
+        let accepted = match greeting.welcome(&admitted.welcome) {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                tracing::warn!(client = id, %who, program = hello.program, "cannot be served: {e}");
+                return;
+            }
+        };
+        let Accepted { channel, submitted, receive } = accepted;
+        let registry = self.poll.registry();
+        let stream = admitted.welcome.stream;
+        let interest = if stream { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
+        let mut registered =
+            registry.register(&mut SourceFd(&channel.socket.as_raw_fd()), connection(id), interest);
+        if !stream && registered.is_ok() {
+            registered = registry.register(
+                &mut SourceFd(&channel.wakeup.as_fd().as_raw_fd()),
+                doorbell(id),
+                Interest::READABLE,
+            );
+        }
+        if let Err(e) = registered {
+            tracing::warn!(client = id, %who, "cannot be served: {e}");
+            return;
+        }
+        let outlet = Outlet::new(id, channel.producer, receive, self.calls());
+        let host = &self.hosts[admitted.host];
+        let share = host.engine.pin_share_within(admitted.pins, &admitted.pin_cap);
+        let setup = Setup {
+            id,
+            privileged: who.uid == 0 || who.uid == nix::unistd::geteuid().as_raw(),
+            ports: admitted.ports,
+            who,
+            program: hello.program.clone(),
+            quota: admitted.quota,
+            memory: admitted.memory,
+            share,
+            consumer: channel.consumer,
+            arena: submitted,
+            outlet,
+        };
+        tracing::debug!(client = id, who = %setup.who, program = setup.program, address = %host.address(), stream, "attached");
+        let client = Attached {
+            session: Session::new(setup),
+            host: admitted.host,
+            socket: channel.socket,
+            wakeup: (!stream).then_some(channel.wakeup),
+            hot: false,
+            gone: None,
+            busy: None,
+        };
+        self.clients.insert(id, client);
+        self.heat(id);
+    }
+
+    // ---- serving ----------------------------------------------------------------------------------------------------
+
+    /// Has a client looked at.
+    fn heat(&mut self, id: u64) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && !std::mem::replace(&mut client.hot, true)
+        {
+            client.session.disarm();
+            self.hot.push_back(id);
+        }
+    }
+
+    /// Gives a client its turn; whether there was nothing to do.
+    fn serve(&mut self, id: u64) -> bool {
+        let Some(client) = self.clients.get_mut(&id) else { return true };
+        client.hot = false;
+        match serve(client, &mut self.hosts, self.settings.busy_poll) {
+            Ok(next @ (Next::Again | Next::Linger)) => {
+                client.hot = true;
+                self.hot.push_back(id);
+                return matches!(next, Next::Linger);
+            }
+            Ok(Next::Wait) => return true,
+            Ok(Next::Snapshot { request, queues }) => {
+                self.snapshot(id, request, queues);
+                self.heat(id);
+            }
+            Err(end) => self.end(id, &end),
+        }
+        false
+    }
+
+    fn snapshot(&mut self, id: u64, request: u32, queues: bool) {
+        let Some(client) = self.clients.get(&id) else { return };
+        let node = self.hosts[client.host].engine.snapshot(queues);
+        let all = self.clients.values().map(|client| &client.session);
+        let text = snapshot::to_json(node, all, &self.hosts[client.host]);
+        client.session.outlet().reply_long(request, text.as_bytes());
+    }
+
+    fn end(&mut self, id: u64, why: &End) {
+        let Some(client) = self.clients.remove(&id) else { return };
+        let (who, program) = (client.session.who(), client.session.program());
+        let code = match why {
+            End::Gone | End::Io(_) => {
+                tracing::debug!(client = id, %who, program, "detached: {why}");
+                None
+            }
+            End::Shutdown => Some(RefusalCode::ShuttingDown),
+            _ => {
+                tracing::warn!(client = id, %who, program, "ended: {why}");
+                Some(RefusalCode::Malformed)
+            }
+        };
+        if let Some(code) = code {
+            let text = why.to_string();
+            let goodbye = Completion::Goodbye { code: code.code(), body_len: text.len() as u32 };
+            client.session.outlet().tell(goodbye, text.as_bytes());
+            client.session.outlet().advance();
+        }
+        self.deregister(&*client.socket);
+        if let Some(wakeup) = &client.wakeup {
+            self.deregister(&**wakeup);
+        }
+        client.session.end(&mut self.hosts[client.host]);
+    }
+
+    // ---- the end ----------------------------------------------------------------------------------------------------
+
+    fn stop(&mut self) {
+        // The programs will be back.
+        self.remembered.freeze();
+        // It goes last: until then nobody else has its socket and notes.
+        let listener = self.listener.take();
+        if let Some(listener) = &listener {
+            let _ = self.poll.registry().deregister(&mut SourceFd(&listener.socket().as_raw_fd()));
+        }
+        // What was submitted before counts as sent.
+        for client in self.clients.values_mut() {
+            client.gone = Some(LAST_RECORDS);
+            while let Ok(Next::Again) = serve(client, &mut self.hosts, Duration::ZERO) {}
+        }
+        let drain = self.settings.drain;
+        std::thread::scope(|scope| {
+            for host in &self.hosts {
+                let engine = host.engine.clone();
+                scope.spawn(move || {
+                    let report = engine.shutdown(drain);
+                    tracing::info!(address = %engine.address(), undelivered = report.undelivered, "the node is shut down");
+                });
+            }
+        });
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            self.end(id, &End::Shutdown);
+        }
+        drop(listener);
+    }
+}
+
+/// What is to be done with a client next.
+enum Next {
+    /// Look at it again.
+    Again,
+    /// Look at it again, although nothing is there now.
+    Linger,
+    /// Nothing before it rings, or somebody calls.
+    Wait,
+    Snapshot {
+        request: u32,
+        queues: bool,
+    },
+}
+
+fn serve(client: &mut Attached, hosts: &mut [Host], busy_poll: Duration) -> Result<Next, End> {
+    let (session, host) = (&mut client.session, &mut hosts[client.host]);
+    let turn = session.turn(host, TURN)?;
+    let held = session.settle(host)?;
+    let read = match turn {
+        Turn::Snapshot { request, queues } if client.gone.is_none() => {
+            return Ok(Next::Snapshot { request, queues });
+        }
+        Turn::Snapshot { .. } => 1,
+        Turn::Read(read) => read,
+    };
+    if let Some(left) = &mut client.gone {
+        *left = left.saturating_sub(read);
+        // What it is told in reply nobody reads, so there may be no room for more.
+        let over = read == 0 || *left == 0;
+        return if over { Err(End::Gone) } else { Ok(Next::Again) };
+    }
+    if held && session.outlet().is_choked() {
+        // Its requests wait until it takes what it was told.
+        return Ok(Next::Wait);
+    }
+    if read > 0 {
+        client.busy = (read >= MANY || !busy_poll.is_zero()).then(Instant::now);
+        return Ok(Next::Again);
+    }
+    if client.busy.is_some_and(|busy| busy.elapsed() < busy_poll.max(LINGER)) {
+        return Ok(Next::Linger);
+    }
+    Ok(if session.arm()? { Next::Wait } else { Next::Again })
+}

@@ -1,0 +1,201 @@
+//! `rds-server` as a test holds it: started, watched, killed, started again.
+
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rds_client::{Counter, Node, Snapshot};
+
+use crate::ledger::process::{PATIENCE, Scratch};
+use crate::program::rds_server;
+
+/// How to start a daemon.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    address: Ipv4Addr,
+    socket: PathBuf,
+    errors: PathBuf,
+    options: Vec<String>,
+    lives: u32,
+}
+
+impl Plan {
+    /// A daemon with a node at `address`, whose socket is in `scratch`.
+    #[must_use]
+    pub fn new(scratch: &Scratch, address: Ipv4Addr) -> Self {
+        let (socket, errors) = (format!("{address}.sock"), format!("{address}.daemon"));
+        let at = |name: String| scratch.path().join(name);
+        Self { address, socket: at(socket), errors: at(errors), options: Vec::new(), lives: 0 }
+    }
+
+    /// Another option of `rds-server`.
+    #[must_use]
+    pub fn with(mut self, option: &str, value: impl ToString) -> Self {
+        self.options.extend([format!("--{option}"), value.to_string()]);
+        self
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its node's address.
+    #[must_use]
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Starts it, and waits until clients can attach.
+    ///
+    /// # Panics
+    /// It does not start.
+    #[track_caller]
+    #[must_use]
+    pub fn start(&mut self) -> Daemon {
+        self.lives += 1;
+        let errors = self.errors.with_extension(format!("daemon-{}", self.lives));
+        let mut command = Command::new(rds_server());
+        command.args(["--address", &self.address.to_string(), "--socket"]).arg(&self.socket);
+        command.args(&self.options).stdin(Stdio::null()).stdout(Stdio::null());
+        command.stderr(File::create(&errors).unwrap_or_else(|e| panic!("{}: {e}", errors.display())));
+        let child = command.spawn().unwrap_or_else(|e| panic!("the daemon at {}: {e}", self.address));
+        let mut daemon = Daemon { child, address: self.address.into(), socket: self.socket.clone(), errors };
+        daemon.until("clients can attach", |daemon| UnixStream::connect(&daemon.socket).is_ok());
+        daemon
+    }
+}
+
+/// A running daemon, killed with its value.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    address: IpAddr,
+    socket: PathBuf,
+    errors: PathBuf,
+}
+
+impl Daemon {
+    /// Waits until something is so, which nothing announces.
+    ///
+    /// # Panics
+    /// It never is, or the daemon dies.
+    #[track_caller]
+    pub fn until(&mut self, what: &str, mut is_so: impl FnMut(&Self) -> bool) {
+        let since = Instant::now();
+        while !is_so(self) {
+            let ended = self.child.try_wait().expect("a child can be asked");
+            assert!(ended.is_none(), "the daemon at {} ended: {ended:?}\n{}", self.address, self.log());
+            assert!(since.elapsed() < PATIENCE, "never: {what}\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A client's node.
+    ///
+    /// # Panics
+    /// It cannot attach.
+    #[track_caller]
+    #[must_use]
+    pub fn attach(&self) -> Node {
+        let node = Node::builder(self.address).attach(&self.socket).open();
+        node.unwrap_or_else(|e| {
+            panic!("cannot attach to the daemon at {}: {e}\n{}", self.address, self.log())
+        })
+    }
+
+    /// What its node counts and holds, as a client sees it that comes for that alone.
+    #[track_caller]
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        self.attach().snapshot_with_queues()
+    }
+
+    /// Messages that its node has dropped because nobody had bound their port.
+    #[track_caller]
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.snapshot().counters.get(Counter::RecvDropNoSock)
+    }
+
+    /// Its socket.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its open files.
+    ///
+    /// # Panics
+    /// It has died.
+    #[track_caller]
+    #[must_use]
+    pub fn files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.id())).expect("it runs").count()
+    }
+
+    /// Its resident memory in bytes.
+    ///
+    /// # Panics
+    /// It has died.
+    #[track_caller]
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        crate::ledger::process::resident(self.id()).unwrap_or_else(|e| panic!("{e}\n{}", self.log()))
+    }
+
+    /// What it has written to standard error.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.errors).unwrap_or_else(|e| format!("{}: {e}", self.errors.display()))
+    }
+
+    /// `kill -9`.
+    ///
+    /// # Panics
+    /// It had died before by itself.
+    #[track_caller]
+    pub fn kill(mut self) {
+        let ended = self.child.try_wait().expect("a child can be asked");
+        assert!(ended.is_none(), "the daemon at {} had ended: {ended:?}\n{}", self.address, self.log());
+        self.child.kill().and_then(|()| self.child.wait()).expect("it is our child");
+    }
+
+    /// Ends it in an orderly way (SIGTERM).
+    ///
+    /// # Panics
+    /// It does not end, or says that it failed.
+    #[track_caller]
+    pub fn stop(mut self) {
+        kill(Pid::from_raw(self.id().cast_signed()), Signal::SIGTERM).expect("it is our child");
+        let since = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be asked") {
+                break status;
+            }
+            assert!(since.elapsed() < PATIENCE, "the daemon does not end\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert!(status.success(), "{status}\n{}", self.log());
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It has ended, unless the test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
