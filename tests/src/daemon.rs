@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -67,7 +66,8 @@ impl Plan {
         command.stderr(File::create(&errors).unwrap_or_else(|e| panic!("{}: {e}", errors.display())));
         let child = command.spawn().unwrap_or_else(|e| panic!("the daemon at {}: {e}", self.address));
         let mut daemon = Daemon { child, address: self.address.into(), socket: self.socket.clone(), errors };
-        daemon.until("clients can attach", |daemon| UnixStream::connect(&daemon.socket).is_ok());
+        // It listens before it has all that it needs: who only connected would count too few files.
+        daemon.until("it serves", |daemon| daemon.log().contains(" serving "));
         daemon
     }
 }

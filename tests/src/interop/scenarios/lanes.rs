@@ -44,9 +44,9 @@ fn lanes(case: &Case<'_>, happens: fn(&Case<'_>, u64)) {
     let inbox = ours.bind(case, 4010);
     let sockets: Vec<Socket> = (0..SOCKETS).map(|i| ours.bind(case, 4000 + i)).collect();
     let to = case.kernel_at(4000);
-    // It has to know this life of ours before it queues anything. On learning of a new life it numbers anew, and what it had queued for its first lane
-    // then has numbers that look too high to be waited for before it uses the others (`rds_conn_peer_gen_update`,
-    // `rds_mprds_cp0_catchup`).
+    // It has to know this life of ours before it queues anything. On learning of a new life it numbers anew, and what it
+    // had queued for its first lane then has numbers that look too high to be waited for before it uses the others
+    // (`rds_conn_peer_gen_update`, `rds_mprds_cp0_catchup`).
     sockets[0].send_to(b"", case.kernel_at(0)).expect("it is queued");
     let Ok(Received::Message { len: 0, .. }) = sockets[0].recv_from(&mut []) else {
         panic!("it answers pings")
