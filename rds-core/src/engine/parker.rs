@@ -22,10 +22,17 @@ enum State {
 ///
 /// A notification is never lost: it is kept until the thread has looked ([`Parker::reset`]). It costs a system call only
 /// if the thread sleeps.
+///
+/// A thread uses one for all of its calls. Who took it off a list during an earlier one may notify it late, which costs a look for nothing.
 pub(crate) struct Parker {
-    right: Option<Arc<PollRight>>,
-    state: Mutex<State>,
+    inner: Mutex<Inner>,
     wake: Condvar,
+}
+
+struct Inner {
+    state: State,
+    /// Of the node in which the thread blocks.
+    right: Option<Arc<PollRight>>,
 }
 
 thread_local! {
@@ -36,69 +43,62 @@ impl Parker {
     /// A parker for this thread, for the time of one blocking call.
     pub(crate) fn take(right: &Arc<PollRight>) -> Arc<Self> {
         let spare = SPARE.try_with(Cell::take).ok().flatten();
-        if let Some(mut parker) = spare
-            && let Some(p) = Arc::get_mut(&mut parker)
-        {
-            p.right = Some(Arc::clone(right));
-            return parker;
-        }
-        Arc::new(Self {
-            right: Some(Arc::clone(right)),
-            state: Mutex::new(State::Running),
-            wake: Condvar::new(),
-        })
+        let parker = spare.unwrap_or_else(|| {
+            let inner = Mutex::new(Inner { state: State::Running, right: None });
+            Arc::new(Self { inner, wake: Condvar::new() })
+        });
+        parker.lock().right = Some(Arc::clone(right));
+        parker
     }
 
-    /// Keeps a parker for the next blocking call, unless somebody still holds it and might notify it late.
-    pub(crate) fn give_back(mut parker: Arc<Self>) {
-        if let Some(p) = Arc::get_mut(&mut parker) {
-            p.right = None;
-            let _ = SPARE.try_with(|s| s.set(Some(parker)));
-        }
+    /// Keeps a parker for the thread's next blocking call.
+    pub(crate) fn give_back(parker: Arc<Self>) {
+        parker.lock().right = None;
+        let _ = SPARE.try_with(|s| s.set(Some(parker)));
     }
 
     /// Forgets notifications; to be called before looking at what they were about.
     pub(crate) fn reset(&self) {
-        *self.lock() = State::Running;
+        self.lock().state = State::Running;
     }
 
     /// Whether a notification came since the last reset.
     pub(crate) fn notified(&self) -> bool {
-        *self.lock() == State::Notified
+        self.lock().state == State::Notified
     }
 
     /// Announces that the thread goes to sleep in epoll; false if it must not.
     pub(crate) fn begin_poll(&self) -> bool {
-        let mut state = self.lock();
-        let sleep = *state != State::Notified;
+        let mut inner = self.lock();
+        let sleep = inner.state != State::Notified;
         if sleep {
-            *state = State::Polling;
+            inner.state = State::Polling;
         }
         sleep
     }
 
     /// The thread is back from epoll.
     pub(crate) fn end_poll(&self) {
-        let mut state = self.lock();
-        if *state == State::Polling {
-            *state = State::Running;
+        let mut inner = self.lock();
+        if inner.state == State::Polling {
+            inner.state = State::Running;
         }
     }
 
     /// Sleeps until notified or `deadline`; does not sleep if notified since the last reset.
     pub(crate) fn park(&self, deadline: Option<Instant>) {
-        let mut state = self.lock();
-        while *state != State::Notified {
-            *state = State::Parked;
-            state = match deadline {
-                None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
+        let mut inner = self.lock();
+        while inner.state != State::Notified {
+            inner.state = State::Parked;
+            inner = match deadline {
+                None => self.wake.wait(inner).unwrap_or_else(PoisonError::into_inner),
                 Some(at) => {
                     let left = at.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        *state = State::Running;
+                        inner.state = State::Running;
                         return;
                     }
-                    self.wake.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.wake.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
@@ -106,19 +106,24 @@ impl Parker {
 
     /// Notifies the thread.
     pub(crate) fn unpark(&self) {
-        let before = std::mem::replace(&mut *self.lock(), State::Notified);
-        match before {
+        let mut inner = self.lock();
+        match std::mem::replace(&mut inner.state, State::Notified) {
             State::Running | State::Notified => {}
-            State::Parked => self.wake.notify_one(),
+            State::Parked => {
+                drop(inner);
+                self.wake.notify_one();
+            }
             State::Polling => {
-                if let Some(right) = &self.right {
+                let right = inner.right.clone();
+                drop(inner);
+                if let Some(right) = right {
                     right.wake_poller();
                 }
             }
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
