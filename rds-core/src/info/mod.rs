@@ -6,5 +6,5 @@ mod snapshot;
 pub use counters::{Counter, Counters};
 pub use snapshot::{
     ConnectionInfo, ConnectionZeroCopy, MessageInfo, NodeReceiveZeroCopy, NodeZeroCopy, PeerInfo,
-    ReceiveZeroCopy, SendZeroCopy, Snapshot, SocketInfo,
+    ReceiveZeroCopy, SendZeroCopy, Snapshot, SocketInfo, TcpInfo,
 };
