@@ -1,9 +1,12 @@
 // Lines over the last five minutes, drawn as SVG: colours come from the style sheet, so both themes have them.
 
+import { span } from "./data.js";
 import { make, setAttribute, setText } from "./table.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
-const [WIDTH, HEIGHT, SECONDS] = [300, 100, 300];
+const [WIDTH, HEIGHT] = [300, 100];
+// Seconds that are shown: few at first, so that a page just opened shows something.
+const [LEAST, MOST] = [60, 300];
 
 function draw(tag, attributes) {
   const element = document.createElementNS(SPACE, tag);
@@ -26,6 +29,7 @@ export class Chart {
   constructor(parent, { title, series, format, base = 10, floor = 0 }) {
     Object.assign(this, { title, series, format, base, floor });
     this.samples = [];
+    [this.end, this.seconds] = [0, LEAST];
     this.cursor = null;
     this.values = series.map(() => make("b"));
     const legend = make("ul", { class: "legend" },
@@ -37,8 +41,9 @@ export class Chart {
     this.rule = draw("line", { class: "rule", y1: 0, y2: HEIGHT, visibility: "hidden" });
     this.svg.append(this.area, ...this.lines.toReversed(), this.rule);
     this.top = make("span", { class: "axis top" });
+    this.then = make("span", { class: "axis then" });
     this.when = make("span", { class: "axis now" }, "now");
-    this.plot = make("div", { class: "plot", tabindex: "0", role: "img" }, this.svg, this.top, make("span", { class: "axis then" }, "5 min ago"), this.when);
+    this.plot = make("div", { class: "plot", tabindex: "0", role: "img" }, this.svg, this.top, this.then, this.when);
     this.said = make("span", { class: "unseen", "aria-live": "polite" });
     parent.append(make("figure", {}, make("figcaption", {}, make("h3", {}, title), legend), this.plot, this.said));
     this.#listen();
@@ -47,7 +52,7 @@ export class Chart {
   #listen() {
     this.plot.addEventListener("pointermove", (event) => {
       const box = this.plot.getBoundingClientRect();
-      this.#point(this.#nearest(this.end - (1 - (event.clientX - box.left) / box.width) * SECONDS * 1000));
+      this.#point(this.#nearest(this.end - (1 - (event.clientX - box.left) / box.width) * this.seconds * 1000));
     });
     for (const over of ["pointerleave", "blur"]) this.plot.addEventListener(over, () => this.#point(null));
     this.plot.addEventListener("keydown", (event) => {
@@ -69,8 +74,7 @@ export class Chart {
   }
 
   #ago(sample) {
-    const seconds = Math.round((this.end - sample.at) / 1000);
-    return seconds === 0 ? "now" : seconds < 60 ? `${seconds} s ago` : `${Math.floor(seconds / 60)} min ${seconds % 60} s ago`;
+    return this.end - sample.at < 500 ? "now" : `${span(Math.round((this.end - sample.at) / 1000) * 1000)} ago`;
   }
 
   #words(sample) {
@@ -96,13 +100,15 @@ export class Chart {
   }
 
   #x(sample) {
-    return (WIDTH * (1 - (this.end - sample.at) / 1000 / SECONDS)).toFixed(1);
+    return (WIDTH * (1 - (this.end - sample.at) / 1000 / this.seconds)).toFixed(1);
   }
 
   /** Draws these samples, of which the last is now. */
   update(samples) {
     this.samples = samples;
     this.end = samples.at(-1)?.at ?? 0;
+    this.seconds = Math.max(LEAST, Math.min(MOST, (this.end - (samples[0]?.at ?? 0)) / 1000));
+    setText(this.then, `${span(this.seconds * 1000)} ago`);
     const all = this.series.flatMap((one) => samples.map(one.read)).filter((n) => typeof n === "number");
     const max = round(Math.max(this.floor, ...all), this.base);
     setText(this.top, this.format(max));
@@ -124,7 +130,7 @@ export class Chart {
       if (i === 0) setAttribute(this.area, "d", path && !path.slice(1).includes("M") ? `${path}L${last} ${HEIGHT}L${first} ${HEIGHT}Z` : "");
     });
     const sample = samples.at(-1);
-    setAttribute(this.plot, "aria-label", sample ? `${this.title}: now ${this.#words(sample)}; the last five minutes up to ${this.format(Math.max(0, ...all))}` : this.title);
+    setAttribute(this.plot, "aria-label", sample ? `${this.title}: now ${this.#words(sample)}; before that up to ${this.format(Math.max(0, ...all))}` : this.title);
     this.#values();
   }
 }

@@ -51,7 +51,7 @@ export const span = number((ms) => {
   const s = Math.floor(ms / 1000);
   if (s < 60) return `${s}\u2009s`;
   const [m, h, d] = [Math.floor(s / 60), Math.floor(s / 3600), Math.floor(s / 86400)];
-  if (m < 60) return `${m}\u2009min ${s % 60}\u2009s`;
+  if (m < 60) return s % 60 ? `${m}\u2009min ${s % 60}\u2009s` : `${m}\u2009min`;
   if (h < 24) return `${h}\u2009h ${m % 60}\u2009min`;
   return `${d}\u2009d ${h % 24}\u2009h`;
 });
@@ -70,8 +70,8 @@ export const many = (n, one, more = `${one}s`) => `${count(n)} ${n === 1 ? one :
 // ---- names for people
 
 export const GUARANTEE = {
-  application: ["accepted by its node", "A delivered message was accepted by the peer's node."],
-  transport: ["accepted by its TCP", "A delivered message was accepted by the peer's TCP only: one that the peer's kernel drops later is lost unnoticed."],
+  application: ["its node", "A delivered message was accepted by the peer's node."],
+  transport: ["its TCP", "A delivered message was accepted by the peer's TCP only: one that the peer's kernel drops later is lost unnoticed."],
 };
 
 export const REASON = {

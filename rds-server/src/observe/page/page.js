@@ -96,8 +96,8 @@ const charts = [
     { name: "out", read: (s) => s.bytesOut }, { name: "in", read: (s) => s.bytesIn }] }),
   new Chart($("charts"), { title: "TCP round trip", format: micros, series: [
     { name: "middle", read: (s) => middle(s.rtt) }, { name: "longest", read: (s) => (s.rtt.length ? Math.max(...s.rtt) : null) }] }),
-  new Chart($("charts"), { title: "Memory", format: bytes, base: 1024, series: [
-    { name: "pinned", read: (s) => s.pinned }, { name: "received, waiting", read: (s) => s.queued }, { name: "sent, waiting", read: (s) => s.sending }] }),
+  new Chart($("charts"), { title: "Memory held", format: bytes, base: 1024, series: [
+    { name: "pinned", read: (s) => s.pinned }, { name: "received", read: (s) => s.queued }, { name: "sent", read: (s) => s.sending }] }),
 ];
 
 function middle(numbers) {
@@ -114,7 +114,9 @@ const pill = (tone) => ({ c: `pill ${tone}` });
 const quiet = (t, title) => plain(t, "quiet", title);
 const LANE = { up: "ok", down: "bad", connecting: "warn", handshake: "warn" };
 
-const pair = (format, out, into) => [quiet("↑\u2009", "out"), plain(format(out)), quiet("  ↓\u2009", "in"), plain(format(into))];
+/** Where a line may be broken. */
+const GAP = plain(" ", "gap");
+const pair = (format, out, into) => [quiet("↑\u2009", "out"), plain(format(out)), GAP, quiet("↓\u2009", "in"), plain(format(into))];
 const words = (table, path) => V(path, (found) => table[found] ?? text(found));
 
 function peersOf() {
@@ -123,7 +125,7 @@ function peersOf() {
     const rtts = peer.connections.map((lane) => lane.rtt_us).filter((rtt) => typeof rtt === "number");
     const rate = history.rate(node.address, peer.address);
     const best = rtts.length ? peer.connections.findIndex((lane) => lane.rtt_us === Math.min(...rtts)) : -1;
-    return { key: `${node.address} ${peer.address}`, name: `peer ${peer.address}`, at: `nodes.${n}.peers.${p}`, node, peer, state, rate, best, waiting: waiting(peer), tone: state.tone === "bad" ? "trouble" : undefined };
+    return { key: `${node.address} ${peer.address}`, name: `peer ${peer.address}`, at: `nodes.${n}.peers.${p}`, node, peer, state, rate, best, waiting: waiting(peer), tone: state.tone === "bad" ? "trouble wrong" : state.tone === "warn" ? "trouble" : undefined };
   }));
 }
 
@@ -152,16 +154,16 @@ const peers = new Table($("peers"), {
   columns: [
     { key: "address", name: "Peer", cell: (it) => V(`${it.at}.address`, text, { c: "strong" }), sort: (it) => it.peer.address },
     nodeColumn,
-    { key: "state", name: "State", cell: (it) => [plain(it.state.word, `pill ${it.state.tone}`), quiet(` ${age(it.peer)}`)], sort: (it) => it.state.order },
+    { key: "state", name: "State", cell: (it) => [plain(it.state.word, `pill ${it.state.tone}`), GAP, quiet(age(it.peer))], sort: (it) => it.state.order },
     { key: "kind", name: "Kind", title: "What is at the other end", cell: (it) => V(`${it.at}.kind`, text), sort: (it) => it.peer.kind },
-    { key: "guarantee", name: "Delivered means", title: "What a message that counts as delivered has reached", cell: (it) => V(`${it.at}.delivery`, (d) => GUARANTEE[d]?.[0] ?? text(d), { title: GUARANTEE[it.peer.delivery]?.[1] }), sort: (it) => it.peer.delivery },
+    { key: "guarantee", name: "Delivered to", title: "What a message that counts as delivered has reached", cell: (it) => V(`${it.at}.delivery`, (d) => GUARANTEE[d]?.[0] ?? text(d), { title: GUARANTEE[it.peer.delivery]?.[1] }), sort: (it) => it.peer.delivery },
     { key: "lanes", name: "Lanes", title: "Lanes that are up, of those in use", right: true, cell: (it) => [plain(String(it.state.up)), quiet(" / "), V(`${it.at}.lanes`, count)], sort: (it) => it.peer.lanes },
     { key: "rtt", name: "Round trip", title: "TCP's smoothed round trip, of the fastest lane", right: true, cell: (it) => (it.best < 0 ? quiet(NONE) : V(`${it.at}.connections.${it.best}.rtt_us`, micros)), sort: (it) => (it.best < 0 ? null : it.peer.connections[it.best].rtt_us) },
     { key: "messages", name: "Messages/s", right: true, cell: (it) => pair(short, it.rate?.out, it.rate?.in), sort: (it) => (it.rate ? it.rate.out + it.rate.in : null) },
     { key: "bytes", name: "Bytes/s", right: true, cell: (it) => pair(bytes, it.rate?.bytesOut, it.rate?.bytesIn), sort: (it) => (it.rate ? it.rate.bytesOut + it.rate.bytesIn : null) },
     { key: "queued", name: "Queued", title: "Messages that wait, and those sent and not acknowledged", right: true, when: () => status.nodes.some((node) => node.peers.some((peer) => waiting(peer) !== null)), cell: (it) => plain(count(it.waiting)), sort: (it) => it.waiting },
     { key: "congested", name: "Congested", title: "Ports of the peer that are congested", right: true, cell: (it) => V(`${it.at}.congested_ports`, count, it.peer.congested_ports ? pill("warn") : { c: "quiet" }), sort: (it) => it.peer.congested_ports },
-    { key: "zero", name: "Payloads", title: "Whether payloads are copied, out and in", cell: (it) => [quiet("↑\u2009", "out"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.send))), quiet("  ↓\u2009", "in"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.recv)))], sort: (it) => way(it.peer.connections.map((lane) => lane.zero_copy?.send)) },
+    { key: "zero", name: "Payloads", wide: true, title: "Whether payloads are copied, out and in", cell: (it) => [quiet("↑\u2009", "out"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.send))), GAP, quiet("↓\u2009", "in"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.recv)))], sort: (it) => way(it.peer.connections.map((lane) => lane.zero_copy?.send)) },
     { key: "resets", name: "Resets", title: "Connections lost", right: true, cell: (it) => V(`${it.at}.resets`, count), sort: (it) => it.peer.resets },
     { key: "reason", name: "Last reason", title: "Why the last connection ended", cell: (it) => V(`${it.at}.last_reason`, text, { c: "reason", title: it.peer.last_reason }), sort: (it) => it.peer.last_reason },
   ],
@@ -238,7 +240,7 @@ function clientsOf() {
 }
 
 function bar(part, whole, label) {
-  return typeof part === "number" && whole > 0 ? [{ bar: part / whole, t: label }] : [];
+  return typeof part === "number" && whole > 0 ? [GAP, { bar: part / whole, t: label }] : [];
 }
 
 const clients = new Table($("clients"), {
@@ -256,8 +258,8 @@ const clients = new Table($("clients"), {
     { key: "send", name: "Send buffers", right: true, cell: (it) => V(`${it.at}.send_buffers`, bytes), sort: (it) => it.client.send_buffers },
     { key: "receive", name: "Receive buffers", right: true, cell: (it) => V(`${it.at}.receive_buffers`, bytes), sort: (it) => it.client.receive_buffers },
     { key: "arena", name: "Shared memory", right: true, cell: (it) => V(`${it.at}.arena`, bytes), sort: (it) => it.client.arena },
-    { key: "pinned", name: "Pinned, of its limit", right: true, cell: (it) => [V(`${it.at}.pinned_bytes`, bytes), quiet(" / "), V(`${it.at}.pinned_limit`, (limit) => (limit === null ? "no limit" : bytes(limit))), ...bar(it.client.pinned_bytes, it.client.pinned_limit, "of its limit of pinned memory")], sort: (it) => it.client.pinned_bytes },
-    { key: "held", name: "Not taken", right: true, title: "Records that had no room in its rings: now, and ever", cell: (it) => [V(`${it.at}.held.records`, count, it.client.held?.records ? pill("warn") : {}), quiet(" now, "), V(`${it.at}.held.ever`, count), quiet(" ever")], sort: (it) => it.client.held?.records },
+    { key: "pinned", name: "Pinned, of its limit", right: true, cell: (it) => [V(`${it.at}.pinned_bytes`, bytes), quiet(" /"), GAP, V(`${it.at}.pinned_limit`, (limit) => (limit === null ? "no limit" : bytes(limit))), ...bar(it.client.pinned_bytes, it.client.pinned_limit, "of its limit of pinned memory")], sort: (it) => it.client.pinned_bytes },
+    { key: "held", name: "Not taken", right: true, title: "Records that had no room in its rings: now, and ever", cell: (it) => [V(`${it.at}.held.records`, count, it.client.held?.records ? pill("warn") : {}), quiet(" now,"), GAP, V(`${it.at}.held.ever`, count), quiet(" ever")], sort: (it) => it.client.held?.records },
   ],
   detail: (it, room) => {
     const sockets = showRows(room, `Sockets of session ${it.client.session}`, ["Bound to", "Sends that wait for congested ports"],
@@ -287,7 +289,7 @@ function portsOf() {
 
 const ofSocketInfo = (key, format) => ({ cell: (it) => (it.socket ? V(`${it.at}.${key}`, format) : quiet(NONE)), sort: (it) => it.socket?.[key] });
 const buffer = (used, size) => ({
-  cell: (it) => (it.socket ? [V(`${it.at}.${used}`, bytes), quiet(" / "), V(`${it.at}.${size}`, bytes), ...bar(it.socket[used], it.socket[size], "of its buffer")] : quiet(NONE)),
+  cell: (it) => (it.socket ? [V(`${it.at}.${used}`, bytes), quiet(" /"), GAP, V(`${it.at}.${size}`, bytes), ...bar(it.socket[used], it.socket[size], "of its buffer")] : quiet(NONE)),
   sort: (it) => it.socket?.[used],
 });
 
@@ -316,12 +318,12 @@ const memory = new Table($("memory"), {
   empty: "No node.",
   columns: [
     { key: "address", name: "Node", cell: (it) => V(`${it.at}.address`, text, { c: "strong" }), sort: (it) => it.node.address },
-    { key: "pinned", name: "Pinned, of its limit", right: true, cell: (it) => [V(`${it.at}.zero_copy.pinned_bytes`, bytes), quiet(" / "), V(`${it.at}.zero_copy.pin_limit`, (limit) => (limit === null ? "no limit" : bytes(limit))), ...bar(it.node.zero_copy?.pinned_bytes, it.node.zero_copy?.pin_limit, "of the limit of pinned memory")], sort: (it) => it.node.zero_copy?.pinned_bytes },
+    { key: "pinned", name: "Pinned, of its limit", right: true, cell: (it) => [V(`${it.at}.zero_copy.pinned_bytes`, bytes), quiet(" /"), GAP, V(`${it.at}.zero_copy.pin_limit`, (limit) => (limit === null ? "no limit" : bytes(limit))), ...bar(it.node.zero_copy?.pinned_bytes, it.node.zero_copy?.pin_limit, "of the limit of pinned memory")], sort: (it) => it.node.zero_copy?.pinned_bytes },
     { key: "most", name: "Most at once", right: true, cell: (it) => V(`${it.at}.zero_copy.pinned_bytes_max`, bytes), sort: (it) => it.node.zero_copy?.pinned_bytes_max },
     { key: "memlock", name: "RLIMIT_MEMLOCK", right: true, cell: (it) => V(`${it.at}.zero_copy.memlock`, (n) => (n === null ? "does not bind" : bytes(n))), sort: (it) => it.node.zero_copy?.memlock },
     { key: "optmem", name: "optmem_max", right: true, cell: (it) => V(`${it.at}.zero_copy.optmem`, bytes), sort: (it) => it.node.zero_copy?.optmem },
-    { key: "received", name: "Received, not taken", right: true, cell: (it) => [V(`${it.at}.receive_queued`, bytes), quiet(" / "), V(`${it.at}.receive_budget`, bytes), ...bar(it.node.receive_queued, it.node.receive_budget, "of the receive budget")], sort: (it) => it.node.receive_queued },
-    { key: "mapped", name: "Mapped", right: true, title: "Pages received without a copy, of their limit", cell: (it) => [V(`${it.at}.zero_copy.recv.region_bytes`, bytes), quiet(" / "), V(`${it.at}.zero_copy.recv.map_limit`, bytes)], sort: (it) => it.node.zero_copy?.recv?.region_bytes },
+    { key: "received", name: "Received, not taken", right: true, cell: (it) => [V(`${it.at}.receive_queued`, bytes), quiet(" /"), GAP, V(`${it.at}.receive_budget`, bytes), ...bar(it.node.receive_queued, it.node.receive_budget, "of the receive budget")], sort: (it) => it.node.receive_queued },
+    { key: "mapped", name: "Mapped", right: true, title: "Pages received without a copy, of their limit", cell: (it) => [V(`${it.at}.zero_copy.recv.region_bytes`, bytes), quiet(" /"), GAP, V(`${it.at}.zero_copy.recv.map_limit`, bytes)], sort: (it) => it.node.zero_copy?.recv?.region_bytes },
     { key: "pool", name: "Free buffers", right: true, cell: (it) => V(`${it.at}.zero_copy.pool_bytes`, bytes), sort: (it) => it.node.zero_copy?.pool_bytes },
     { key: "leaked", name: "Leaked calls", right: true, title: "Calls that the kernel never finished", cell: (it) => V(`${it.at}.zero_copy.leaked_calls`, count), sort: (it) => it.node.zero_copy?.leaked_calls },
   ],

@@ -93,6 +93,8 @@ export function showFacts(dl, facts) {
   arrange(dl, shown);
 }
 
+const looks = (column) => [column.right && "right", column.wide && "wide"].filter(Boolean).join(" ") || undefined;
+
 const ROWS = 200;
 
 /**
@@ -116,7 +118,7 @@ export class Table {
     this.body = make("tbody");
     this.table = make("table", { "aria-labelledby": this.heading.id }, make("thead", {}, this.head), this.body);
     this.nothing = make("p", { class: "nothing" });
-    this.all = make("button", { type: "button", class: "wide", hidden: true });
+    this.all = make("button", { type: "button", class: "all", hidden: true });
     this.all.addEventListener("click", () => {
       this.limit = Infinity;
       this.render();
@@ -132,7 +134,7 @@ export class Table {
   #head(column) {
     const arrow = make("span", { class: "arrow", "aria-hidden": "true" });
     const button = make("button", { type: "button", title: column.title }, column.name, arrow);
-    const th = make("th", { scope: "col", class: column.right ? "right" : undefined }, button);
+    const th = make("th", { scope: "col", class: looks(column) }, button);
     button.addEventListener("click", () => {
       const down = this.sort?.key === column.key ? !this.sort.down : Boolean(column.right);
       this.sort = { key: column.key, down };
@@ -223,7 +225,7 @@ export class Table {
 
   #makeRow(item, columns) {
     const cells = columns.map((column, i) =>
-      make(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : undefined, class: column.right ? "right" : undefined, "data-label": column.name }));
+      make(i === 0 ? "th" : "td", { scope: i === 0 ? "row" : undefined, class: looks(column), "data-label": column.name }));
     const tr = make("tr", {}, ...cells);
     const row = { tr, cells, columns: columns.length };
     if (!this.detail) return row;

@@ -22,7 +22,8 @@ export function peerState(peer) {
 /** What asks for attention, worst first: { level: "bad" | "warn" | "note", key, what, todo }. */
 export function judge(status, history) {
   const found = [];
-  const add = (level, key, what, todo) => found.push({ level, key, what, todo });
+  // What concerns the process is said of each of its nodes.
+  const add = (level, key, what, todo) => found.some((one) => one.key === key) || found.push({ level, key, what, todo });
   daemon(status, add);
   for (const node of status.nodes) {
     peers(node, history, add);
@@ -93,7 +94,7 @@ function room(node, status, add) {
     add("note", `pins ${node.address}`, `Pinned memory of ${node.address} is nearly at its limit (${bytes(limit)})`, "Beyond it payloads are copied, which is slower and otherwise harmless. A higher LimitMEMLOCK= of the service, or a higher pin limit, helps.");
   }
   if (zero.memlock !== null && zero.memlock !== undefined && zero.pin_limit && zero.memlock < zero.pin_limit) {
-    add("note", `memlock ${node.address}`, `The kernel lets the daemon pin ${bytes(zero.memlock)} only, its setting is ${bytes(zero.pin_limit)}`, "Raise LimitMEMLOCK= of the service (ulimit -l in a shell). rds-server doctor shows how.");
+    add("note", "memlock", `The kernel lets the daemon pin ${bytes(zero.memlock)} only, its setting is ${bytes(zero.pin_limit)}`, "Raise LimitMEMLOCK= of the service (ulimit -l in a shell). rds-server doctor shows how.");
   }
 }
 
