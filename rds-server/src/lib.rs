@@ -8,11 +8,13 @@
 //! * [`remember`]: which ports were bound, over a restart.
 //! * [`service`]: the thread that serves all clients.
 //! * [`server`]: the whole, as a value.
+//! * [`doctor`]: what of a host keeps it from working well.
 //!
 //! Documented for its users in docs/daemon.md.
 pub mod access;
 pub mod broker;
 pub mod cli;
+pub mod doctor;
 pub mod host;
 pub mod listener;
 pub mod remember;

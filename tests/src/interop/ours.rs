@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use rds_client::{Counter, Event, Lease, Node, NodeBuilder, Snapshot, Socket};
+use rds_client::{Counter, Event, Lease, Node, NodeBuilder, OpenError, Snapshot, Socket};
 
 use super::{Case, PATIENCE, pattern};
 use crate::daemon::Daemon;
@@ -46,7 +46,16 @@ impl Ours {
             Some((daemon, _)) => builder.attach(daemon.socket()),
             None => builder.embedded(),
         };
-        let node = builder.open().unwrap_or_else(|e| panic!("no node at {}: {e}", case.ours()));
+        let since = Instant::now();
+        let node = loop {
+            match builder.clone().open() {
+                // A process that another thread starts has the last node's listener until it becomes another program.
+                Err(OpenError::PortInUse(_)) if since.elapsed() < PATIENCE => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                opened => break opened.unwrap_or_else(|e| panic!("no node at {}: {e}", case.ours())),
+            }
+        };
         Self { node, daemon }
     }
 
