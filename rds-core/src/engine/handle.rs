@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::core::{Core, End};
+use super::link::Link;
 use super::mailbox::{Mailbox, Tally, Wakes};
 use super::pins::{PathModes, Pins};
 use super::reactor::Reactor;
@@ -158,11 +159,19 @@ impl Engine {
                 core.node.consumed(mailbox.id, taken.bytes, taken.messages);
             }
         }
-        let mut snapshot = core.node.snapshot(queues);
+        let mut snapshot = core.node.snapshot_at(shared.now(), queues);
         self.add_zero_copy(&core, &mut snapshot);
+        let links = links_of(&core, &snapshot);
         let (copied_in, sent, received) = (core.copied_in, core.sent, core.received);
         tally.add(core.sinks.tally);
         shared.settle(core);
+        // Without the lock: the traffic does not wait for the kernel's answers.
+        let connections = snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections);
+        for (connection, link) in connections.zip(links) {
+            if let Some(link) = link {
+                connection.tcp = tcp::info(&link.stream, connection.last_sent);
+            }
+        }
         let counters = &mut snapshot.counters;
         counters.add(Counter::RecvDelivered, tally.delivered);
         counters.add(Counter::CopyToUser, tally.copied);
@@ -340,4 +349,10 @@ impl Tally {
         self.copied += other.copied;
         self.freed += other.freed;
     }
+}
+
+/// The writing end of each connection of a snapshot, in its order.
+fn links_of(core: &Core, snapshot: &Snapshot) -> Vec<Option<Arc<Link>>> {
+    let connections = snapshot.peers.iter().flat_map(|peer| &peer.connections);
+    connections.map(|connection| connection.conn.and_then(|conn| core.link(conn))).collect()
 }

@@ -231,7 +231,13 @@ impl Reactor {
         // Under the lock: what a program wrote meanwhile must not count as written but not as unacknowledged.
         let unacked = tcp::unacknowledged(&conn.link.stream);
         let now = shared.now();
+        if let Some(error) = &error {
+            core.node.note_error(id, error.kind());
+        }
         if connecting {
+            if error.is_none() {
+                core.node.note_error(id, io::ErrorKind::TimedOut);
+            }
             core.node.connect_failed(now, id);
         } else {
             conn.return_target(&mut core, now);

@@ -352,6 +352,7 @@ impl Reactor {
         // It never stood, so nothing was pinned.
         let _link = core.remove_link(conn);
         let now = shared.now();
+        core.node.note_error(conn, error.kind());
         core.node.connect_failed(now, conn);
         core.dispatch(now);
         self.dirty = true;

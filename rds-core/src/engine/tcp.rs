@@ -10,6 +10,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::Options;
 use super::pins::Pins;
+use crate::info::TcpInfo;
 use crate::sys::{self, limits::page_size};
 
 /// Linux rds_tcp's listener has 64; reconnects of many peers at once deserve more.
@@ -129,6 +130,22 @@ pub(crate) fn connect_result(stream: &TcpStream) -> io::Result<()> {
     match stream.take_error()? {
         Some(error) => Err(error),
         None => stream.peer_addr().map(drop),
+    }
+}
+
+/// What TCP says of a connection of whose bytes it took `taken`.
+pub(crate) fn info(stream: &TcpStream, taken: Option<u64>) -> TcpInfo {
+    let figures = sys::figures(stream.as_fd()).ok();
+    TcpInfo {
+        local: stream.local_addr().ok(),
+        remote: stream.peer_addr().ok(),
+        rtt_us: figures.map(|f| f.rtt),
+        rttvar_us: figures.map(|f| f.rttvar),
+        tcp_bytes_sent: figures.map(|f| f.bytes_acked),
+        tcp_bytes_received: figures.map(|f| f.bytes_received),
+        tcp_retransmits: figures.map(|f| f.retransmits),
+        // More may have been written since.
+        last_una: unacknowledged(stream).zip(taken).map(|(unacked, taken)| taken.saturating_sub(unacked)),
     }
 }
 

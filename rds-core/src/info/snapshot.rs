@@ -65,6 +65,21 @@ pub struct PeerInfo {
     pub kind: Word,
     /// Number of ports of it that are congested.
     pub congested_ports: u32,
+    /// Age of its oldest live connection, in ms; `None` while it has none.
+    #[serde(default)]
+    pub connected_ms: Option<u64>,
+    /// How long it has been down, in ms; `None` while it is up, and before it ever was.
+    #[serde(default)]
+    pub down_ms: Option<u64>,
+    /// Connections that we tried to make, all lanes together; knocks at a smaller address included.
+    #[serde(default)]
+    pub attempts: u64,
+    /// Connections lost, all lanes together.
+    #[serde(default)]
+    pub resets: u64,
+    /// Why the last connection or attempt ended, in words for people; `None` if none did.
+    #[serde(default)]
+    pub last_reason: Option<String>,
     /// A line each lane.
     pub connections: Vec<ConnectionInfo>,
 }
@@ -88,9 +103,71 @@ pub struct ConnectionInfo {
     pub retransmit_queue: Vec<MessageInfo>,
     /// Zero copy, while it has a connection.
     pub zero_copy: ConnectionZeroCopy,
+    /// Number of messages that wait for their first transmission, also where `send_queue` was not asked for. Cancelled ones that still take room count.
+    #[serde(default)]
+    pub queued: u64,
+    /// The same of messages sent and not acknowledged.
+    #[serde(default)]
+    pub unacknowledged: u64,
+    /// Age of the connection that carries it, in ms.
+    #[serde(default)]
+    pub connected_ms: Option<u64>,
+    /// How long ago we last tried to connect, in ms.
+    #[serde(default)]
+    pub attempted_ms: Option<u64>,
+    /// How long ago it last lost a connection, in ms.
+    #[serde(default)]
+    pub reset_ms: Option<u64>,
+    /// Connections that we tried to make; on lane 0 knocks included.
+    #[serde(default)]
+    pub attempts: u64,
+    /// Connections lost.
+    #[serde(default)]
+    pub resets: u64,
+    /// Why its last connection or attempt ended, in words for people.
+    #[serde(default)]
+    pub last_reason: Option<String>,
+    /// Bytes of the header that comes next which are not here yet: 48 between messages, 0 within one.
+    #[serde(default)]
+    pub header_remain: Option<u64>,
+    /// Payload bytes of the message that is coming which are not here yet.
+    #[serde(default)]
+    pub data_remain: Option<u64>,
+    /// Bytes that TCP took on this connection.
+    #[serde(default)]
+    pub last_sent: Option<u64>,
+    /// Of those, up to the end of the last message that the peer has to acknowledge.
+    #[serde(default)]
+    pub last_expected: Option<u64>,
+    /// What TCP says of the connection.
+    #[serde(flatten)]
+    pub tcp: TcpInfo,
     /// The connection that carries it, by its index.
     #[serde(skip)]
     pub(crate) conn: Option<crate::proto::ConnId>,
+}
+
+/// What TCP says of a connection at the moment of the snapshot; every field `None` without one.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+#[serde(default)]
+pub struct TcpInfo {
+    /// Our end.
+    pub local: Option<SocketAddr>,
+    /// The peer's end.
+    pub remote: Option<SocketAddr>,
+    /// Smoothed round trip of TCP, in µs (tcpi_rtt).
+    pub rtt_us: Option<u32>,
+    /// Its mean deviation, in µs (tcpi_rttvar).
+    pub rttvar_us: Option<u32>,
+    /// Bytes that the peer's TCP has acknowledged, headers included (tcpi_bytes_acked).
+    pub tcp_bytes_sent: Option<u64>,
+    /// Bytes received in order, headers included (tcpi_bytes_received).
+    pub tcp_bytes_received: Option<u64>,
+    /// Segments sent again so far (tcpi_total_retrans).
+    pub tcp_retransmits: Option<u32>,
+    /// Bytes of [`ConnectionInfo::last_sent`] that the peer's TCP has acknowledged (SIOCOUTQ), some moments later.
+    pub last_una: Option<u64>,
 }
 
 /// Zero copy of a node.
@@ -284,6 +361,11 @@ mod tests {
                 lanes: 1,
                 kind: ["own", "kernel >= 7.0", "kernel <= 6.18", "unknown"][i],
                 congested_ports: 0,
+                connected_ms: Some(1),
+                down_ms: None,
+                attempts: 2,
+                resets: 1,
+                last_reason: Some("closed by the peer".to_owned()),
                 connections: vec![ConnectionInfo {
                     lane: 0,
                     state,
@@ -292,6 +374,19 @@ mod tests {
                     send_queue: vec![message],
                     retransmit_queue: Vec::new(),
                     zero_copy: ConnectionZeroCopy { send: Some(send), recv: None },
+                    queued: 1,
+                    unacknowledged: 0,
+                    connected_ms: Some(1),
+                    attempted_ms: Some(2),
+                    reset_ms: Some(3),
+                    attempts: 2,
+                    resets: 1,
+                    last_reason: Some("connection refused".to_owned()),
+                    header_remain: Some(48),
+                    data_remain: Some(0),
+                    last_sent: Some(9),
+                    last_expected: Some(8),
+                    tcp: TcpInfo { rtt_us: Some(40), last_una: Some(7), ..TcpInfo::default() },
                     conn: None,
                 }],
             });
@@ -302,5 +397,9 @@ mod tests {
         assert_eq!(serde_json::to_string(&back).unwrap(), json);
         assert_eq!(back.counters, snapshot.counters);
         assert!(serde_json::from_str::<Snapshot>(&json.replace("\"up\"", "\"sideways\"")).is_err());
+        // One of a version that did not tell of TCP.
+        let older = json.replace("\"rtt_us\":40,", "").replace("\"attempts\":2,", "");
+        let back: Snapshot = serde_json::from_str(&older).unwrap();
+        assert_eq!((back.peers[0].attempts, back.peers[0].connections[0].tcp.rtt_us), (0, None));
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::connection::{Conn, Phase};
-use super::lane::Unacked;
+use super::lane::{Ended, Unacked};
 use super::node::Timer;
 use super::order::lane_of_port;
 use super::peer::Incarnation;
@@ -395,6 +395,11 @@ impl Node {
         let Some(mut c) = self.conns.remove(conn) else { return };
         c.abandon(&mut self.released);
         let peer = c.peer;
+        let why = match (c.error, &close) {
+            (Some(error), _) => Ended::Failed(error),
+            (None, Some((_, reason))) => Ended::Dropped(*reason),
+            (None, None) => Ended::Closed,
+        };
         if let Some((mode, reason)) = close {
             let peer = self.peers[peer as usize].address;
             self.actions.push_back(Action::Close { conn, peer, mode, reason });
@@ -402,6 +407,9 @@ impl Node {
         self.granted -= c.rx_limit.saturating_sub(c.rx_used);
         self.forget_stalled(conn, &c);
         if c.knock {
+            if !matches!(why, Ended::Dropped(DropReason::PokeDone)) {
+                self.peers[peer as usize].lanes[0].history.reason = Some(why);
+            }
             self.knocked(now, peer);
             return;
         }
@@ -418,7 +426,12 @@ impl Node {
         if tried {
             lane.dialing = None;
         }
+        if tried || carried {
+            lane.history.reason = Some(why);
+        }
         if carried {
+            lane.history.resets += 1;
+            lane.history.reset_at = Some(now);
             self.local.connections -= 1;
             lane.conn = None;
             lane.resend = 0;

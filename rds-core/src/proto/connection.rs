@@ -1,6 +1,7 @@
 //! One TCP connection, as the protocol sees it.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use super::kernel::Pairing;
@@ -47,6 +48,8 @@ pub(super) struct Conn {
     /// Connections of the node in the order in which they were established.
     pub(super) order: u64,
     pub(super) carrying_since: Time,
+    /// How it failed, as the driver said.
+    pub(super) error: Option<ErrorKind>,
 
     /// We announce that payloads begin segments of their own on this connection.
     pub(super) segments: bool,
@@ -150,6 +153,7 @@ impl Conn {
             since: now,
             order: 0,
             carrying_since: now,
+            error: None,
             segments: false,
             identity: None,
             assumed: false,

@@ -1,5 +1,6 @@
 //! Making connections: who dials, who knocks, and how long to wait in between (Linux `net/rds/threads.c`, `tcp_listen.c`).
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -66,6 +67,7 @@ impl Node {
         }
         let p = &mut self.peers[peer as usize];
         p.lanes[usize::from(lane)].dialing = Some(conn.index);
+        p.lanes[usize::from(lane)].history.attempted(now);
         let own = p.incarnation.is_some_and(|i| i.identity.is_own());
         // A kernel may remember that an earlier life of ours told lanes by source ports, even if we offer but one.
         let port_step = if own && self.config.lanes == 1 { 1 } else { port_step(self.config.lanes) };
@@ -109,6 +111,7 @@ impl Node {
         }
         let p = &mut self.peers[peer as usize];
         p.knocking = Some(conn.index);
+        p.lanes[0].history.attempted(now);
         self.counters.add(Counter::ConnPokes, 1);
         self.actions.push_back(Action::Connect { conn, peer: p.address, lane: 0, port_step: 1 });
         self.timers.set(now + self.config.handshake_timeout, Timer::Handshake(conn));
@@ -162,6 +165,14 @@ impl Node {
         let Some(c) = self.conns.get(conn) else { return };
         if c.lane > 0 && self.peers[c.peer as usize].is_kernel() {
             self.timers.set(now + self.config.identity_grace, Timer::Grace(conn));
+        }
+    }
+
+    /// How a connection failed, or why it could not be made, for [`Node::snapshot_at`]. To be called before [`Node::closed`] or
+    /// [`Node::connect_failed`], which work without it.
+    pub fn note_error(&mut self, conn: ConnId, error: ErrorKind) {
+        if let Some(c) = self.conns.get_mut(conn) {
+            c.error = Some(error);
         }
     }
 

@@ -1,10 +1,12 @@
 //! One lane: the messages between two nodes that travel one TCP connection after another.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io::ErrorKind;
 
 use bytes::BytesMut;
 
-use super::{SocketId, Time, Token};
+use super::{DropReason, SocketId, Time, Token};
 use crate::buffer::Chunk;
 use crate::wire::{CongestionMap, HEADER_LEN};
 
@@ -60,6 +62,49 @@ struct Batch {
     live: u32,
 }
 
+/// What has become of a lane's connections, for tools.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct History {
+    /// Connections that we tried to make, knocks included.
+    pub(super) attempts: u64,
+    /// When the last of them was begun.
+    pub(super) attempted_at: Option<Time>,
+    /// Connections that carried the lane and were lost.
+    pub(super) resets: u64,
+    /// When the last of them was lost.
+    pub(super) reset_at: Option<Time>,
+    /// Why the last connection or attempt ended.
+    pub(super) reason: Option<Ended>,
+}
+
+impl History {
+    pub(super) fn attempted(&mut self, now: Time) {
+        self.attempts += 1;
+        self.attempted_at = Some(now);
+    }
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ended {
+    /// We dropped it.
+    Dropped(DropReason),
+    /// It failed, or could not be made.
+    Failed(ErrorKind),
+    /// The stream came to its end.
+    Closed,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dropped(reason) => reason.fmt(f),
+            Self::Failed(kind) => kind.fmt(f),
+            Self::Closed => f.write_str("closed by the peer"),
+        }
+    }
+}
+
 /// A connection that carries the lane, by index.
 pub(super) type ConnIndex = u32;
 
@@ -77,6 +122,8 @@ pub(super) struct Lane {
     pub(super) parked: VecDeque<ConnIndex>,
     /// Belongs to a dead incarnation of the peer: what it has not acknowledged when its connection was read out is unknown.
     pub(super) stale: bool,
+    /// For tools alone.
+    pub(super) history: History,
     /// Number that the next message will get.
     pub(super) next_tx: u64,
     /// From an own peer: the number accepted last. From a kernel: one more than that.
@@ -106,6 +153,7 @@ impl Lane {
             backoff: std::time::Duration::ZERO,
             parked: VecDeque::new(),
             stale: false,
+            history: History::default(),
             next_tx: first_sequence + 1,
             rx: 0,
             queue: VecDeque::new(),
@@ -207,6 +255,11 @@ impl Lane {
         });
         self.next_tx = self.next_tx.wrapping_add(1);
         self.resend = self.unacked.len();
+    }
+
+    /// Where in the present connection's stream the last message ends that was sent on it and is not acknowledged.
+    pub(super) fn last_end(&self) -> Option<u64> {
+        self.unacked.range(..self.resend).next_back().map(|u| u.end)
     }
 
     /// The payload of an unacknowledged message.

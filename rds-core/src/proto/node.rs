@@ -16,6 +16,7 @@ use super::{Action, BindError, CloseMode, Config, ConfigError, ConnId, DropReaso
 use crate::buffer::Chunk;
 use crate::info::{
     ConnectionInfo, ConnectionZeroCopy, Counters, MessageInfo, NodeZeroCopy, PeerInfo, Snapshot, SocketInfo,
+    TcpInfo,
 };
 
 /// What happens at a moment, unless it has become pointless by then.
@@ -325,9 +326,15 @@ impl Node {
         }
     }
 
-    /// The node at this moment. With `queues`, every queued message is listed.
+    /// The node at the moment that the driver told last. With `queues`, every queued message is listed.
     #[must_use]
     pub fn snapshot(&self, queues: bool) -> Snapshot {
+        self.snapshot_at(self.clock, queues)
+    }
+
+    /// The node at this moment, of which ages are counted. With `queues`, every queued message is listed.
+    #[must_use]
+    pub fn snapshot_at(&self, now: Time, queues: bool) -> Snapshot {
         let mut sockets: Vec<SocketInfo> = self
             .local
             .iter()
@@ -343,7 +350,8 @@ impl Node {
             })
             .collect();
         sockets.sort_by_key(|s| s.bound.port());
-        let mut peers: Vec<PeerInfo> = self.by_address.values().map(|&p| self.peer_info(p, queues)).collect();
+        let mut peers: Vec<PeerInfo> =
+            self.by_address.values().map(|&p| self.peer_info(p, now, queues)).collect();
         peers.sort_by_key(|p| p.address);
         Snapshot {
             address: self.config.address,
@@ -357,57 +365,78 @@ impl Node {
         }
     }
 
-    fn peer_info(&self, index: u32, queues: bool) -> PeerInfo {
+    fn peer_info(&self, index: u32, now: Time, queues: bool) -> PeerInfo {
+        let age = |at: Time| now.since(at).as_millis() as u64;
         let peer = &self.peers[index as usize];
         let used = |l: &super::lane::Lane| l.conn.is_some() || l.rx > 0 || l.has_messages();
         let shown = peer.lanes.iter().rposition(used).map_or(1, |last| last + 1).max(usize::from(peer.count));
-        let connections = peer.lanes.iter().take(shown).enumerate().map(|(lane, l)| {
-            let carrying = l.conn.and_then(|c| self.conns.at(c));
-            let state = match (carrying, l.dialing) {
-                (Some(c), _) if c.may_send_data() => "up",
-                (Some(_), _) => "handshake",
-                (None, Some(_)) => "connecting",
-                (None, None) => "down",
-            };
-            let own = carrying.is_some_and(super::connection::Conn::is_own);
-            let list = |on: bool| if on { usize::MAX } else { 0 };
-            ConnectionInfo {
-                lane: lane as u8,
-                state,
-                next_tx: l.next_tx,
-                next_rx: if own { l.rx.wrapping_add(1) } else { l.rx },
-                send_queue: l
-                    .queue
-                    .iter()
-                    .chain(l.held.values().flatten())
-                    .filter(|q| !q.dead)
-                    .take(list(queues))
-                    .map(|q| MessageInfo {
-                        sequence: 0,
-                        len: q.len,
-                        local_port: q.sport,
-                        remote_port: q.dport,
-                        retransmitted: false,
-                    })
-                    .collect(),
-                retransmit_queue: l
-                    .unacked
-                    .iter()
-                    .enumerate()
-                    .filter(|(_, u)| !u.dead)
-                    .take(list(queues))
-                    .map(|(i, u)| MessageInfo {
-                        sequence: u.sequence,
-                        len: u.len,
-                        local_port: u.sport,
-                        remote_port: u.dport,
-                        retransmitted: i >= l.resend,
-                    })
-                    .collect(),
-                zero_copy: ConnectionZeroCopy::default(),
-                conn: l.conn.and_then(|c| self.conns.id(c)),
-            }
-        });
+        let connections: Vec<ConnectionInfo> = peer
+            .lanes
+            .iter()
+            .take(shown)
+            .enumerate()
+            .map(|(lane, l)| {
+                let carrying = l.conn.and_then(|c| self.conns.at(c));
+                let state = match (carrying, l.dialing) {
+                    (Some(c), _) if c.may_send_data() => "up",
+                    (Some(_), _) => "handshake",
+                    (None, Some(_)) => "connecting",
+                    (None, None) => "down",
+                };
+                let own = carrying.is_some_and(super::connection::Conn::is_own);
+                let list = |on: bool| if on { usize::MAX } else { 0 };
+                ConnectionInfo {
+                    lane: lane as u8,
+                    state,
+                    next_tx: l.next_tx,
+                    next_rx: if own { l.rx.wrapping_add(1) } else { l.rx },
+                    send_queue: l
+                        .queue
+                        .iter()
+                        .chain(l.held.values().flatten())
+                        .filter(|q| !q.dead)
+                        .take(list(queues))
+                        .map(|q| MessageInfo {
+                            sequence: 0,
+                            len: q.len,
+                            local_port: q.sport,
+                            remote_port: q.dport,
+                            retransmitted: false,
+                        })
+                        .collect(),
+                    retransmit_queue: l
+                        .unacked
+                        .iter()
+                        .enumerate()
+                        .filter(|(_, u)| !u.dead)
+                        .take(list(queues))
+                        .map(|(i, u)| MessageInfo {
+                            sequence: u.sequence,
+                            len: u.len,
+                            local_port: u.sport,
+                            remote_port: u.dport,
+                            retransmitted: i >= l.resend,
+                        })
+                        .collect(),
+                    zero_copy: ConnectionZeroCopy::default(),
+                    queued: (l.queue.len() + l.held.values().map(VecDeque::len).sum::<usize>()) as u64,
+                    unacknowledged: l.unacked.len() as u64,
+                    connected_ms: carrying.map(|c| age(c.carrying_since)),
+                    attempted_ms: l.history.attempted_at.map(age),
+                    reset_ms: l.history.reset_at.map(age),
+                    attempts: l.history.attempts,
+                    resets: l.history.resets,
+                    last_reason: l.history.reason.map(|why| why.to_string()),
+                    header_remain: carrying.map(|c| c.decoder.header_missing() as u64),
+                    data_remain: carrying.map(|c| c.decoder.missing() as u64),
+                    last_sent: carrying.map(|c| c.written),
+                    last_expected: carrying.map(|c| l.last_end().unwrap_or(c.written)),
+                    tcp: TcpInfo::default(),
+                    conn: l.conn.and_then(|c| self.conns.id(c)),
+                }
+            })
+            .collect();
+        let last = connections.iter().min_by_key(|c| c.reset_ms.or(c.attempted_ms).unwrap_or(u64::MAX));
         PeerInfo {
             address: peer.address,
             delivery: peer.guarantee(self.config.capabilities).map(super::Guarantee::name),
@@ -415,7 +444,15 @@ impl Node {
             lanes: peer.count,
             kind: peer.kind(),
             congested_ports: peer.map.len() as u32,
-            connections: connections.collect(),
+            connected_ms: connections.iter().filter_map(|c| c.connected_ms).max(),
+            down_ms: match peer.up {
+                true => None,
+                false => connections.iter().filter_map(|c| c.reset_ms).min(),
+            },
+            attempts: connections.iter().map(|c| c.attempts).sum(),
+            resets: connections.iter().map(|c| c.resets).sum(),
+            last_reason: last.and_then(|c| c.last_reason.clone()),
+            connections,
         }
     }
 }

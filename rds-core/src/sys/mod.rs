@@ -28,7 +28,7 @@ pub(crate) mod vectored;
 mod zc_receive;
 pub(crate) mod zerocopy;
 
-pub(crate) use tcp::{page_mss, path_mtu, segmenting, send_mss, set_max_segment, unacknowledged};
+pub(crate) use tcp::{figures, page_mss, path_mtu, segmenting, send_mss, set_max_segment, unacknowledged};
 
 #[cfg(test)]
 mod testing;

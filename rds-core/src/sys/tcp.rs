@@ -51,6 +51,39 @@ pub(crate) struct Segmenting {
     pub(crate) disordered: u32,
 }
 
+/// What TCP_INFO tells of a connection (since Linux 4.1).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figures {
+    /// Smoothed round trip and its mean deviation, in µs.
+    pub(crate) rtt: u32,
+    pub(crate) rttvar: u32,
+    /// Bytes that the peer's TCP has acknowledged, and that ours has received.
+    pub(crate) bytes_acked: u64,
+    pub(crate) bytes_received: u64,
+    /// Segments sent again.
+    pub(crate) retransmits: u32,
+}
+
+/// How a connection does.
+///
+/// # Errors
+/// What the kernel says; not a TCP socket, for one.
+pub(crate) fn figures(socket: BorrowedFd<'_>) -> io::Result<Figures> {
+    // struct tcp_info of linux/tcp.h: tcpi_rtt is at byte 68, tcpi_total_retrans at 100, tcpi_bytes_acked at 120.
+    let words = option::get::<34>(socket, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    let long = |at: usize| {
+        let ([a, b, c, d], [e, f, g, h]) = (words[at].to_ne_bytes(), words[at + 1].to_ne_bytes());
+        u64::from_ne_bytes([a, b, c, d, e, f, g, h])
+    };
+    Ok(Figures {
+        rtt: words[17],
+        rttvar: words[18],
+        bytes_acked: long(30),
+        bytes_received: long(32),
+        retransmits: words[25],
+    })
+}
+
 /// How segments are cut at present.
 ///
 /// # Errors
@@ -115,6 +148,18 @@ mod tests {
         // Loopback acknowledges when the segment is delivered, which is before it can be read.
         (&b).read_exact(&mut [0; 5]).unwrap();
         assert_eq!(unacknowledged(a.as_fd()).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_one_end_received_the_other_was_acknowledged() {
+        let (mut a, b) = pair();
+        let before = figures(a.as_fd()).unwrap();
+        a.write_all(&[7; 1000]).unwrap();
+        (&b).read_exact(&mut [0; 1000]).unwrap();
+        let (sent, received) = (figures(a.as_fd()).unwrap(), figures(b.as_fd()).unwrap());
+        assert_eq!(sent.bytes_acked - before.bytes_acked, 1000);
+        assert_eq!(received.bytes_received, 1000);
+        assert!(sent.rtt > 0 && sent.rttvar > 0 && sent.retransmits == 0, "{sent:?}");
     }
 
     #[test]

@@ -142,6 +142,12 @@ impl Decoder {
         self.missing as usize
     }
 
+    /// Bytes of the next header that have not come: all of them between messages, none within one.
+    #[must_use]
+    pub fn header_missing(&self) -> usize {
+        if self.missing > 0 { 0 } else { HEADER_LEN - self.have }
+    }
+
     /// Whether the stream stands between two messages.
     #[must_use]
     pub fn at_boundary(&self) -> bool {
