@@ -165,7 +165,7 @@ const peers = new Table($("peers"), {
     { key: "congested", name: "Congested", title: "Ports of the peer that are congested", right: true, cell: (it) => V(`${it.at}.congested_ports`, count, it.peer.congested_ports ? pill("warn") : { c: "quiet" }), sort: (it) => it.peer.congested_ports },
     { key: "zero", name: "Payloads", wide: true, title: "Whether payloads are copied, out and in", cell: (it) => [quiet("↑\u2009", "out"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.send))), GAP, quiet("↓\u2009", "in"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.recv)))], sort: (it) => way(it.peer.connections.map((lane) => lane.zero_copy?.send)) },
     { key: "resets", name: "Resets", title: "Connections lost", right: true, cell: (it) => V(`${it.at}.resets`, count), sort: (it) => it.peer.resets },
-    { key: "reason", name: "Last reason", title: "Why the last connection ended", cell: (it) => V(`${it.at}.last_reason`, text, { c: "reason", title: it.peer.last_reason && tame(it.peer.last_reason) }), sort: (it) => it.peer.last_reason },
+    { key: "reason", name: "Last reason", title: "Why the last connection ended", cell: (it) => V(`${it.at}.last_reason`, text, { c: it.peer.last_reason ? "reason" : "quiet", title: it.peer.last_reason && tame(it.peer.last_reason) }), sort: (it) => it.peer.last_reason },
   ],
   detail: (it, room) => {
     room.facts ??= make("dl", { class: "facts" });
@@ -178,7 +178,7 @@ const peers = new Table($("peers"), {
       ["Delivered means", plain(GUARANTEE[peer.delivery]?.[1] ?? NONE)],
       ["Last reason", V(`${at}.last_reason`, text)],
     ]);
-    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Next sent", "Next received", "Waiting", "Sent bytes", "Received bytes", "Retransmitted"],
+    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Bytes of this connection", "Resent", "Waiting", "Next sent", "Next received"],
       peer.connections.map((lane, c) => laneRow(it, lane, `${at}.connections.${c}`)));
     const ways = peer.connections.flatMap((lane, c) => decisions(lane, `${at}.connections.${c}`));
     const zero = showRows(room, `Zero copy with ${peer.address}`, ["Lane", "Way", "Payloads", "Why", "Mode", "Sizes", "Without a copy"], ways);
@@ -199,8 +199,8 @@ function laneRow(it, lane, at) {
     V(`${at}.lane`, text), V(`${at}.state`, text, pill(LANE[lane.state] ?? "")), V(`${at}.local`, text), V(`${at}.remote`, text),
     [V(`${at}.rtt_us`, micros), quiet(" ± "), V(`${at}.rttvar_us`, micros)],
     pair(short, rate?.out, rate?.in), pair(bytes, rate?.bytesOut, rate?.bytesIn),
-    V(`${at}.next_tx`, count), V(`${at}.next_rx`, count), queued,
-    V(`${at}.tcp_bytes_sent`, bytes), V(`${at}.tcp_bytes_received`, bytes), V(`${at}.tcp_retransmits`, count),
+    [quiet("↑\u2009", "sent"), V(`${at}.tcp_bytes_sent`, bytes), GAP, quiet("↓\u2009", "received"), V(`${at}.tcp_bytes_received`, bytes)], V(`${at}.tcp_retransmits`, count),
+    queued, V(`${at}.next_tx`, count), V(`${at}.next_rx`, count),
   ];
 }
 

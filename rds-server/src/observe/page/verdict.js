@@ -58,8 +58,7 @@ function peers(node, history, add) {
       const never = !peer.connected_ms && !peer.resets && peer.delivery === null;
       const why = peer.last_reason ? `: ${tame(peer.last_reason)}` : "";
       add("bad", `down ${name}`, `Peer ${peer.address} ${never ? "cannot be reached" : "is down"}${why}`,
-        never ? `Is it running, and is its TCP port open for ${node.address}? Try rds-ping ${peer.address}; rds-server doctor looks at this side.`
-          : "What programs send to it waits, and goes out when it is back. Look at the other host and the network between; this side tries again by itself.");
+        `${cause(peer, node)} ${never ? `Try rds-ping ${peer.address}; rds-server doctor looks at this side.` : "What programs send to it waits, and goes out when it is back: this side tries again by itself."}`);
     } else if (state.word === "partly up") {
       add("warn", `lanes ${name}`, `Peer ${peer.address} has only ${state.up} of ${peer.lanes} lanes up`, "The rest is being connected. If it stays so: a firewall or a limit of connections on the way. Its lanes say more, below.");
     }
@@ -71,6 +70,14 @@ function peers(node, history, add) {
       add("warn", `congested ${name}`, `Peer ${peer.address} has ${many(peer.congested_ports, "congested port")}`, "Programs over there read too slowly; what is sent to those ports waits here. Look for the slow program on that host.");
     }
   }
+}
+
+/** What a peer that is away needs, as far as the reason tells. */
+function cause(peer, node) {
+  const reason = peer.last_reason ?? "";
+  if (/refused/i.test(reason)) return "Its host answers, but nobody listens there: start rds-server (or the program with that node) on it.";
+  if (/time|unreachable|no route/i.test(reason)) return "Its host does not answer: is it up, and does the network or a firewall between let TCP through?";
+  return `Look at that host, and at the network between it and ${node.address}.`;
 }
 
 function room(node, status, add) {
