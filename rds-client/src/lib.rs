@@ -62,7 +62,7 @@ mod node;
 mod ownership;
 mod socket;
 
-pub use builder::{ATTACH_VARIABLE, AttachBuilder, NodeBuilder};
+pub use builder::{ATTACH_VARIABLE, AttachBuilder, INFO_VARIABLE, NodeBuilder};
 pub use bytes::Bytes;
 pub use node::Node;
 pub use rds_core::attach::client::{Attachment, DEFAULT_PATH};
