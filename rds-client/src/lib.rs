@@ -78,7 +78,7 @@ pub use rds_core::engine::{
     Blocked, Completion, Cookie, Event, Lease, Message, OpenError, RDS_TCP_PORT, Readiness, Received,
     RecvError, SendError, ShutdownReport, TrySendError,
 };
-pub use rds_core::info::{Counter, Counters, Snapshot};
+pub use rds_core::info::{ClientInfo, Counter, Counters, NodeStatus, PortInfo, Snapshot};
 /// Why the node refused a message; inside [`SendError::Refused`].
 pub use rds_core::proto::SendError as Refusal;
 pub use rds_core::proto::{BindError, Config, ConfigError, Guarantee};

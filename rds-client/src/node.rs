@@ -9,8 +9,8 @@ use rds_core::engine::Engine;
 
 use crate::either::{Kind, either};
 use crate::{
-    AttachBuilder, Attachment, BindError, Mode, NodeBuilder, OpenError, PoolBuffer, Sharing, ShutdownReport,
-    Snapshot, Socket,
+    AttachBuilder, Attachment, BindError, Mode, NodeBuilder, NodeStatus, OpenError, PoolBuffer, Sharing,
+    ShutdownReport, Snapshot, Socket,
 };
 
 /// One RDS node, in this process or at the host's daemon. Cheap to clone; when the last clone and the last socket are gone, it is drained
@@ -145,6 +145,18 @@ impl Node {
     #[must_use]
     pub fn snapshot_with_queues(&self) -> Snapshot {
         self.snapshot_of(true)
+    }
+
+    /// The node at this moment, with every queued message, the bound ports and, of an attached node, the programs that are attached to the daemon. Of an
+    /// attached node it blocks until the daemon has answered, up to 10 s.
+    ///
+    /// # Errors
+    /// The daemon does not answer, or says what this version does not understand. None for a node in this program.
+    pub fn status(&self) -> std::io::Result<NodeStatus> {
+        match &self.0 {
+            Kind::Embedded(engine) => Ok(NodeStatus::embedded(engine.snapshot(true))),
+            Kind::Attached(client) => client.status(true),
+        }
     }
 
     fn snapshot_of(&self, queues: bool) -> Snapshot {

@@ -8,6 +8,7 @@
 //! * [`remember`]: which ports were bound, over a restart.
 //! * [`service`]: the thread that serves all clients.
 //! * [`server`]: the whole, as a value.
+//! * [`life`]: the whole, as a process: signals, systemd, the end.
 //! * [`doctor`]: what of a host keeps it from working well.
 //!
 //! Documented for its users in docs/daemon.md.
@@ -16,6 +17,7 @@ pub mod broker;
 pub mod cli;
 pub mod doctor;
 pub mod host;
+pub mod life;
 pub mod listener;
 pub mod remember;
 pub mod server;

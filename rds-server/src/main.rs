@@ -1,11 +1,9 @@
 //! `rds-server`: the broker daemon of Reliable Datagram Sockets.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::sync::mpsc;
 
-use rds_server::cli;
-use rds_server::server::Server;
+use rds_server::{cli, life};
 
 fn main() -> ExitCode {
     let (settings, log) = match cli::parse(std::env::args_os()) {
@@ -16,36 +14,9 @@ fn main() -> ExitCode {
         }
     };
     start_tracing(&log);
-    // First, so that a signal that comes while it starts ends it in an orderly way too.
-    let (signal, signals) = mpsc::channel();
-    if let Err(error) = ctrlc::set_handler(move || _ = signal.send(())) {
-        return failed(&format!("cannot catch SIGTERM and SIGINT: {error}"));
-    }
-    let (addresses, socket) = (settings.addresses.clone(), settings.socket.clone());
-    let server = match Server::start(settings) {
-        Ok(server) => server,
-        Err(error) => return failed(&error),
-    };
-    for engine in server.engines() {
-        tracing::info!(address = %engine.address(), listen = %engine.listen_addr(), "a node is open");
-    }
-    tracing::info!(nodes = addresses.len(), socket = %socket.display(), "serving");
-    let calls = server.calls();
-    // It ends with the process.
-    std::thread::spawn(move || {
-        if signals.recv().is_ok() {
-            calls.stop();
-        }
-    });
-    match server.join() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&error),
-    }
-}
-
-fn failed(why: &dyn std::fmt::Display) -> ExitCode {
-    let _ = writeln!(io::stderr(), "rds-server: {why}");
-    ExitCode::FAILURE
+    let reload =
+        |_: &_| Err("everything was said on the command line; start it again to change that".to_owned());
+    life::run(settings, Box::new(reload))
 }
 
 /// Log lines on stderr. `RUST_LOG` chooses others.

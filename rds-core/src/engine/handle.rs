@@ -220,6 +220,12 @@ impl Engine {
         shared.core().links().filter(|link| link.peer == peer).for_each(|link| link.set_mode(send));
     }
 
+    /// Messages that were sent and have not ended. Does not block.
+    #[must_use]
+    pub fn unfinished(&self) -> u64 {
+        self.shared().core().node.unfinished()
+    }
+
     /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`, and up
     /// to one second more for the connections' ends. What could not be delivered is cancelled: when this returns, every message has
     /// all its [completions](super::Completion). Afterwards receives return what is queued, then

@@ -97,6 +97,13 @@ impl Engine {
         Arc::new(Share::with_limit(&self.shared().pins.budget, pages).within(cap))
     }
 
+    /// What a part holds now, and the most that it may, in bytes as the kernel counts them; `None`: what the node may.
+    #[must_use]
+    pub fn pinned(&self, share: &Share) -> (u64, Option<u64>) {
+        let pins = &self.shared().pins;
+        (pins.bytes(share.used()), share.limit().map(|pages| pins.bytes(pages)))
+    }
+
     /// What several parts of what may be pinned may have together: those of one user's clients, say. `limit` in bytes, as the kernel counts
     /// them; `None`: what the node may.
     #[must_use]

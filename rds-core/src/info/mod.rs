@@ -2,9 +2,13 @@
 
 mod counters;
 mod snapshot;
+mod status;
 
 pub use counters::{Counter, Counters};
 pub use snapshot::{
     ConnectionInfo, ConnectionZeroCopy, MessageInfo, NodeReceiveZeroCopy, NodeZeroCopy, PeerInfo,
     ReceiveZeroCopy, SendZeroCopy, Snapshot, SocketInfo, TcpInfo,
+};
+pub use status::{
+    ClientInfo, ClientSocket, ConfigInfo, HeldInfo, NodeStatus, PortInfo, SharingWord, State, Status,
 };

@@ -298,6 +298,12 @@ impl Share {
         self.state.load(Relaxed) / 2
     }
 
+    /// Most pages that it may hold; `None` if only the budget limits it.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        (self.limit < u64::MAX).then_some(self.limit)
+    }
+
     /// Most pages that the socket held at one time.
     #[must_use]
     pub fn max_used(&self) -> u64 {

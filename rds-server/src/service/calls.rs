@@ -2,11 +2,24 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use mio::{Registry, Token, Waker};
+use rds_core::info::Status;
 
-/// Clients that are to be looked at, and whether the daemon is to end.
+/// Something for which another thread waits, or nobody any more.
+#[derive(Debug)]
+pub(crate) enum Task {
+    /// How the daemon is.
+    Status(SyncSender<Status>),
+}
+
+/// Most tasks that wait at a time: who asks for more gets nothing.
+const TASKS: usize = 64;
+
+/// Clients that are to be looked at, what else is to be done, and whether the daemon is to end.
 #[derive(Debug)]
 pub struct Calls {
     waker: Waker,
@@ -15,6 +28,9 @@ pub struct Calls {
     stop: AtomicBool,
     failed: AtomicBool,
     clients: Mutex<Vec<u64>>,
+    /// Whether there are tasks, so that the lock is not taken to find none.
+    asked: AtomicBool,
+    tasks: Mutex<Vec<Task>>,
 }
 
 impl Calls {
@@ -25,6 +41,8 @@ impl Calls {
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             clients: Mutex::default(),
+            asked: AtomicBool::new(false),
+            tasks: Mutex::default(),
         }))
     }
 
@@ -36,6 +54,36 @@ impl Calls {
     pub fn call(&self, client: u64) {
         self.clients().push(client);
         self.wake();
+    }
+
+    /// How the daemon is, without the queues' messages: of the service thread, between two of its turns. Blocks up to `timeout`; `None` if it
+    /// has not answered then, or has ended. Whoever has many readers asks once for all of them: each call takes a snapshot of every node.
+    #[must_use]
+    pub fn status(&self, timeout: Duration) -> Option<Status> {
+        let (to, answer) = sync_channel(1);
+        self.ask(Task::Status(to)).then(|| answer.recv_timeout(timeout).ok())?
+    }
+
+    fn ask(&self, task: Task) -> bool {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = tasks.len() < TASKS;
+        if room {
+            tasks.push(task);
+            self.asked.store(true, SeqCst);
+        }
+        drop(tasks);
+        self.wake();
+        room
+    }
+
+    /// Takes what was asked for.
+    pub(crate) fn tasks(&self) -> Vec<Task> {
+        if !self.asked.load(SeqCst) {
+            return Vec::new();
+        }
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        self.asked.store(false, SeqCst);
+        std::mem::take(&mut tasks)
     }
 
     /// Has the service end.
@@ -75,7 +123,7 @@ impl Calls {
     pub(crate) fn sleep(&self) -> bool {
         self.sleeps.store(true, SeqCst);
         // Whoever calls after this look sees the flag.
-        let may = self.clients().is_empty() && !self.stopped();
+        let may = self.clients().is_empty() && !self.stopped() && !self.asked.load(SeqCst);
         if !may {
             self.awake();
         }

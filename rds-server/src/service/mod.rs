@@ -11,14 +11,16 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rds_core::attach::{Accepted, Completion, Greeting, Hello, Refusal, RefusalCode, Wakeup};
+use rds_core::info::{NodeStatus, State, Status};
 use rds_core::zerocopy::Cap;
 
 pub use self::calls::Calls;
+use self::calls::Task;
 use self::hellos::Hellos;
 use crate::access::Table;
 use crate::host::Host;
@@ -43,6 +45,9 @@ const ROUNDS: u32 = 8;
 const ACCEPTS: usize = 16;
 /// How long accepting waits when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How often, while the nodes shut down, somebody is looked for who asks how it goes.
+const LOOK: Duration = Duration::from_millis(10);
 
 const LISTENER: Token = Token(0);
 const CALLS: Token = Token(1);
@@ -86,6 +91,7 @@ pub struct Service {
     hot: VecDeque<u64>,
     next: u64,
     instance: u64,
+    started: (SystemTime, Instant),
     /// What users may have pinned, by node and user.
     pin_caps: HashMap<(usize, u32), Weak<Cap>>,
 }
@@ -127,6 +133,7 @@ impl Service {
             hot: VecDeque::new(),
             next: 0,
             instance: fastrand::u64(1..),
+            started: (SystemTime::now(), Instant::now()),
             pin_caps: HashMap::new(),
         })
     }
@@ -146,6 +153,7 @@ impl Service {
         let mut called = Vec::new();
         let mut rounds = 0;
         while !self.calls.stopped() {
+            self.answer(None);
             self.calls.take(&mut called);
             for id in called.drain(..) {
                 self.heat(id);
@@ -181,7 +189,7 @@ impl Service {
             self.expire();
         }
         let failed = self.calls.failed();
-        self.stop();
+        self.stop(if failed { State::Failed } else { State::Draining });
         if failed {
             return Err(io::Error::other("a node has stopped by itself; what was wrong is in the log"));
         }
@@ -436,10 +444,42 @@ impl Service {
 
     fn snapshot(&mut self, id: u64, request: u32, queues: bool) {
         let Some(client) = self.clients.get(&id) else { return };
-        let node = self.hosts[client.host].engine.snapshot(queues);
-        let all = self.clients.values().map(|client| &client.session);
-        let text = snapshot::to_json(node, all, &self.hosts[client.host]);
-        client.session.outlet().reply_long(request, text.as_bytes());
+        let status = self.node_status(client.host, queues);
+        // Numbers, texts and lists alone: nothing that could fail.
+        let text = serde_json::to_vec(&status).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}").into());
+        client.session.outlet().reply_long(request, &text);
+    }
+
+    fn node_status(&self, host: usize, queues: bool) -> NodeStatus {
+        let clients = self.clients.values().filter(|client| client.host == host);
+        let clients = clients.map(|client| (&client.session, client.wakeup.is_some()));
+        snapshot::status(self.hosts[host].engine.snapshot(queues), clients, &self.hosts[host])
+    }
+
+    // ---- what other threads want ------------------------------------------------------------------------------------
+
+    /// Does what other threads asked for.
+    fn answer(&mut self, state: Option<State>) {
+        for task in self.calls.tasks() {
+            match task {
+                // Who has given up waiting needs nothing.
+                Task::Status(to) => _ = to.send(self.status(state)),
+            }
+        }
+    }
+
+    fn status(&self, state: Option<State>) -> Status {
+        let paused = self.hosts.iter().any(|host| host.paused_until().is_some());
+        let mut status = Status::new(env!("CARGO_PKG_VERSION"), std::process::id());
+        status.instance = self.instance;
+        status.started_ms = since_1970(self.started.0);
+        status.uptime_ms = ms(self.started.1.elapsed());
+        status.at_ms = since_1970(SystemTime::now());
+        status.state = state.unwrap_or(if paused { State::Starting } else { State::Ready });
+        status.socket.clone_from(&self.settings.socket);
+        status.zero_copy_send = Some(self.settings.zero_copy_send);
+        status.nodes = (0..self.hosts.len()).map(|host| self.node_status(host, false)).collect();
+        status
     }
 
     fn end(&mut self, id: u64, why: &End) {
@@ -471,7 +511,7 @@ impl Service {
 
     // ---- the end ----------------------------------------------------------------------------------------------------
 
-    fn stop(&mut self) {
+    fn stop(&mut self, state: State) {
         // The programs will be back.
         self.remembered.freeze();
         // It goes last: until then nobody else has its socket and notes.
@@ -486,12 +526,17 @@ impl Service {
         }
         let drain = self.settings.drain;
         std::thread::scope(|scope| {
-            for host in &self.hosts {
+            let shutting = self.hosts.iter().map(|host| {
                 let engine = host.engine.clone();
                 scope.spawn(move || {
                     let report = engine.shutdown(drain);
                     tracing::info!(address = %engine.address(), undelivered = report.undelivered, "the node is shut down");
-                });
+                })
+            });
+            let shutting: Vec<_> = shutting.collect();
+            while shutting.iter().any(|thread| !thread.is_finished()) {
+                self.answer(Some(state));
+                std::thread::sleep(LOOK);
             }
         });
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
@@ -499,6 +544,14 @@ impl Service {
         }
         drop(listener);
     }
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn since_1970(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, ms)
 }
 
 /// What is to be done with a client next.

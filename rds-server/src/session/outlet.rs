@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rds_core::attach::{Completion, Producer, ReceiveArena, Span, Status, Violation};
 use rds_core::buffer::OnRelease;
 use rds_core::engine::{Delivered, Wake};
+use rds_core::info::HeldInfo;
 use rds_core::proto::Outcome;
 
 use super::pipe::{Body, Pipe};
@@ -37,18 +38,6 @@ pub enum Wanted {
     Uncongested(Slot, SocketAddr),
     /// Try again everything of this socket.
     Writable(Slot),
-}
-
-/// Figures for the snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-#[non_exhaustive]
-pub struct HeldInfo {
-    /// Records that have no room in the client's ring or arena now.
-    pub records: u64,
-    /// Payload bytes of the messages among them.
-    pub bytes: u64,
-    /// Messages that had to wait so, since the client attached.
-    pub ever: u64,
 }
 
 /// One client's completion side.

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use rds_core::attach::{Completion, Doorbell};
 use rds_core::engine::Delivered;
+use rds_core::info::HeldInfo;
 use rds_core::proto::Outcome;
 
-use super::outlet::{HeldInfo, Slot, Wanted};
+use super::outlet::{Slot, Wanted};
 use super::pipe::{Body, INLINE, Pipe};
 use super::sends::Sends;
 use crate::broker::Count;

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rds_core::attach::{
     Completion, Consumer, Fault, Record, Setting, Status, Submission, SubmittedArena, Violation, Where,
@@ -105,6 +106,7 @@ pub struct Session {
 
 pub(super) struct Rest {
     pub(super) id: u64,
+    since: Instant,
     pub(super) who: Who,
     pub(super) program: String,
     pub(super) quota: Arc<Client>,
@@ -133,6 +135,7 @@ impl Session {
         let (sockets, lingering) = (Sockets::default(), Vec::new());
         let rest = Rest {
             id,
+            since: Instant::now(),
             who,
             program,
             quota,
@@ -179,6 +182,18 @@ impl Session {
     #[must_use]
     pub fn quota(&self) -> &Client {
         &self.rest.quota
+    }
+
+    /// Its part of what may be pinned.
+    #[must_use]
+    pub fn share(&self) -> &Share {
+        &self.rest.share
+    }
+
+    /// How long it has been attached.
+    #[must_use]
+    pub fn age(&self) -> Duration {
+        self.rest.since.elapsed()
     }
 
     /// Its sockets: where, and how many sends wait for congested ports.

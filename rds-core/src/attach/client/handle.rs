@@ -20,7 +20,7 @@ use crate::engine::mailbox::{Taken, Wakes};
 use crate::engine::queue::Queue;
 use crate::engine::wait::Waits;
 use crate::engine::{OpenError, ShutdownReport};
-use crate::info::{Counter, Snapshot};
+use crate::info::{Counter, NodeStatus, Snapshot};
 use crate::proto::BindError;
 use crate::zerocopy::Mode;
 
@@ -213,6 +213,14 @@ impl Client {
     /// # Errors
     /// What came of it: no answer in time, or none that this version understands.
     pub fn snapshot(&self, queues: bool) -> std::io::Result<Snapshot> {
+        self.status(queues).map(|status| status.node)
+    }
+
+    /// The same, with the programs that are attached and the ports that are bound.
+    ///
+    /// # Errors
+    /// As [`Client::snapshot`].
+    pub fn status(&self, queues: bool) -> std::io::Result<NodeStatus> {
         let call = Call { partial: true, ..Call::default() };
         let deadline = Instant::now().checked_add(ANSWER);
         self.0.shared.report_all();
@@ -222,17 +230,17 @@ impl Client {
             let why = String::from_utf8_lossy(&answer.body).into_owned();
             return Err(std::io::Error::other(why));
         }
-        let mut snapshot: Snapshot = serde_json::from_slice(&answer.body).map_err(std::io::Error::other)?;
+        let mut status: NodeStatus = serde_json::from_slice(&answer.body).map_err(std::io::Error::other)?;
         let core = self.0.shared.core();
         let sockets = core.seats.iter().flatten().filter_map(|seat| seat.mailbox.as_ref());
         let copied_out: u64 = sockets.map(|mailbox| mailbox.front().tally.copied).sum();
-        let (own, counters) = (core.counts, &mut snapshot.counters);
+        let (own, counters) = (core.counts, &mut status.node.counters);
         counters.add(Counter::CopyFromUser, own.copied_in);
         counters.add(Counter::CopyToUser, own.copied_out + copied_out);
         counters.add(Counter::SendQueueFull, own.full);
         counters.add(Counter::CongSendError, own.congested);
         counters.add(Counter::CongSendBlocked, own.waits);
-        Ok(snapshot)
+        Ok(status)
     }
 
     /// What is known without the daemon: the address, and the program's own sockets.
