@@ -68,7 +68,7 @@ mod socket;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
-pub use builder::{ATTACH_VARIABLE, AttachBuilder, NodeBuilder};
+pub use builder::{ATTACH_VARIABLE, AttachBuilder, INFO_VARIABLE, NodeBuilder};
 pub use bytes::Bytes;
 pub use node::Node;
 pub use rds_core::attach::client::{Attachment, DEFAULT_PATH};
