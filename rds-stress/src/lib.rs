@@ -25,4 +25,5 @@ pub mod soak;
 pub mod stats;
 pub mod table;
 pub mod task;
+pub mod tools;
 pub mod zerocopy;
