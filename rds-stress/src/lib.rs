@@ -9,6 +9,7 @@ pub mod clock;
 pub mod control;
 pub mod error;
 pub mod exchange;
+pub mod lives;
 pub mod message;
 pub mod number;
 pub mod out;

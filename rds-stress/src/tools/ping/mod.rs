@@ -65,7 +65,7 @@ pub struct Cli {
     /// Type of service; without effect over TCP
     #[arg(short = 'Q', value_name = "TOS", default_value = "0", value_parser = clap::value_parser!(u8))]
     pub tos: u8,
-    /// How long to wait for answers after the last ping [default: the interval]
+    /// How long to wait for answers after the last ping [default: the interval, and 1 at least]
     #[arg(short = 'W', long = "timeout", value_name = "TIME", value_parser = interval)]
     pub timeout: Option<Duration>,
     /// One JSON object on stdout at the end; all other lines go to stderr
@@ -240,7 +240,7 @@ fn ping(cli: &Cli, lines: &mut Lines, summary: &mut Summary) -> Result<(), Failu
             }
             let last = cli.count > 0 && summary.sent >= cli.count;
             next_at = match last {
-                true => Instant::now() + cli.timeout.unwrap_or(cli.interval),
+                true => Instant::now() + cli.timeout.unwrap_or(cli.interval.max(LOST)),
                 false => (next_at + cli.interval).max(now),
             };
             continue;
