@@ -2,15 +2,19 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rds_core::engine::{Engine, OpenError};
 
+use crate::doctor::{Machine, holder, holder::Holder};
 use crate::host::Host;
+use crate::life::Note;
 use crate::listener::{ListenError, Listener};
 use crate::remember::Remembered;
-use crate::service::{Calls, Service};
+use crate::service::{Calls, DrainReport, Service};
 use crate::settings::Settings;
 
 /// Why a daemon does not start.
@@ -24,12 +28,14 @@ pub enum StartError {
     #[error("address {0} is given twice")]
     Twice(IpAddr),
     /// A node cannot be opened.
-    #[error("the node at {address}: {source}")]
+    #[error("the node at {address}: {source}{}", holder.as_ref().map(|holder| format!("; {holder} has it")).unwrap_or_default())]
     Node {
         /// Which.
         address: IpAddr,
         /// Why.
         source: OpenError,
+        /// Who has its TCP port, where that is what is wrong.
+        holder: Option<Holder>,
     },
     /// Programs could not attach.
     #[error(transparent)]
@@ -43,8 +49,9 @@ pub enum StartError {
 #[derive(Debug)]
 pub struct Server {
     calls: Arc<Calls>,
-    thread: Option<JoinHandle<io::Result<()>>>,
+    thread: Option<JoinHandle<io::Result<DrainReport>>>,
     engines: Vec<Engine>,
+    socket: PathBuf,
 }
 
 impl Server {
@@ -53,6 +60,14 @@ impl Server {
     /// # Errors
     /// [`StartError`].
     pub fn start(settings: Settings) -> Result<Self, StartError> {
+        Self::start_with(settings, None)
+    }
+
+    /// The same, with a socket for programs that listens already, instead of the one that the settings name.
+    ///
+    /// # Errors
+    /// [`StartError`].
+    pub fn start_with(mut settings: Settings, socket: Option<UnixListener>) -> Result<Self, StartError> {
         if settings.addresses.is_empty() {
             return Err(StartError::NoAddress);
         }
@@ -62,13 +77,19 @@ impl Server {
             }
         }
         // First: who is told that another daemon is there need not be told of its ports.
-        let listener = Listener::bind(&settings.socket, settings.mode, settings.owner, settings.group)?;
+        let note = Note::of_this(&settings.addresses);
+        let listener = match socket {
+            Some(socket) => Listener::inherit(socket, &note)?,
+            None => Listener::bind(&settings.socket, settings.mode, settings.owner, settings.group, &note)?,
+        };
+        listener.path().clone_into(&mut settings.socket);
+        let socket = settings.socket.clone();
         let mut engines = Vec::new();
         for &address in &settings.addresses {
             let engine = Engine::open_paused(settings.options(address));
-            engines.push(engine.map_err(|source| StartError::Node { address, source })?);
+            engines.push(engine.map_err(|source| node_error(address, source))?);
         }
-        let (remembered, mut expected) = Remembered::new(listener.notes()?);
+        let (remembered, mut expected) = Remembered::new(listener.notes()?, note.line());
         let remembered = Arc::new(remembered);
         let hosts = engines.iter().map(|engine| {
             Host::new(engine.clone(), Arc::clone(&remembered), expected.remove(&engine.address()))
@@ -77,7 +98,13 @@ impl Server {
         let calls = service.calls();
         let thread =
             std::thread::Builder::new().name("rds service".to_owned()).spawn(move || service.run())?;
-        Ok(Self { calls, thread: Some(thread), engines })
+        Ok(Self { calls, thread: Some(thread), engines, socket })
+    }
+
+    /// Where programs attach.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// The nodes, in the order of the addresses.
@@ -86,11 +113,11 @@ impl Server {
         &self.engines
     }
 
-    /// Delivers what is queued, within the time that the settings give, tells the clients, and ends. Blocks until then.
+    /// Delivers what is queued, within the time that the settings give, tells the clients, and ends. Blocks until then. Returns what became of it.
     ///
     /// # Errors
     /// What ended it before.
-    pub fn stop(mut self) -> io::Result<()> {
+    pub fn stop(mut self) -> io::Result<DrainReport> {
         self.end()
     }
 
@@ -98,7 +125,7 @@ impl Server {
     ///
     /// # Errors
     /// Why.
-    pub fn join(mut self) -> io::Result<()> {
+    pub fn join(mut self) -> io::Result<DrainReport> {
         self.wait()
     }
 
@@ -108,19 +135,31 @@ impl Server {
         Arc::clone(&self.calls)
     }
 
-    fn end(&mut self) -> io::Result<()> {
+    fn end(&mut self) -> io::Result<DrainReport> {
         self.calls.stop();
         self.wait()
     }
 
-    fn wait(&mut self) -> io::Result<()> {
+    fn wait(&mut self) -> io::Result<DrainReport> {
         match self.thread.take().map(JoinHandle::join) {
-            None => Ok(()),
+            // It has been waited for.
+            None => Ok(DrainReport::default()),
             Some(Ok(result)) => result,
             // It was reported where it happened.
             Some(Err(_)) => Err(io::Error::other("the thread that serves clients panicked")),
         }
     }
+}
+
+fn node_error(address: IpAddr, source: OpenError) -> StartError {
+    let holder = match source {
+        OpenError::PortInUse(at) => match holder::of(&Machine::this(), at) {
+            Holder::Nobody => None,
+            holder => Some(holder),
+        },
+        _ => None,
+    };
+    StartError::Node { address, source, holder }
 }
 
 impl Drop for Server {

@@ -14,6 +14,8 @@ use rds_core::info::Status;
 pub(crate) enum Task {
     /// How the daemon is.
     Status(SyncSender<Status>),
+    /// Whether the service thread lives.
+    Pulse(SyncSender<()>),
 }
 
 /// Most tasks that wait at a time: who asks for more gets nothing.
@@ -62,6 +64,13 @@ impl Calls {
     pub fn status(&self, timeout: Duration) -> Option<Status> {
         let (to, answer) = sync_channel(1);
         self.ask(Task::Status(to)).then(|| answer.recv_timeout(timeout).ok())?
+    }
+
+    /// Whether the service thread lives: it has answered, between two of its turns, within `timeout`. Blocks until then.
+    #[must_use]
+    pub fn has_pulse(&self, timeout: Duration) -> bool {
+        let (to, answer) = sync_channel(1);
+        self.ask(Task::Pulse(to)) && answer.recv_timeout(timeout).is_ok()
     }
 
     fn ask(&self, task: Task) -> bool {
@@ -119,11 +128,11 @@ impl Calls {
         out.append(&mut self.clients());
     }
 
-    /// Announces that the service thread will sleep; false if there is something to do.
-    pub(crate) fn sleep(&self) -> bool {
+    /// Announces that the service thread will sleep; false if there is something to do. `ending`: it knows that it is to stop.
+    pub(crate) fn sleep(&self, ending: bool) -> bool {
         self.sleeps.store(true, SeqCst);
         // Whoever calls after this look sees the flag.
-        let may = self.clients().is_empty() && !self.stopped() && !self.asked.load(SeqCst);
+        let may = self.clients().is_empty() && (ending || !self.stopped()) && !self.asked.load(SeqCst);
         if !may {
             self.awake();
         }
