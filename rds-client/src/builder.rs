@@ -29,6 +29,9 @@ enum Place {
 /// The environment variable with the path of the daemon to which programs attach that do not say otherwise.
 pub const ATTACH_VARIABLE: &str = "RDS_ATTACH";
 
+/// The environment variable with the path at which nodes are shown that do not say otherwise ([`NodeBuilder::info_socket`]).
+pub const INFO_VARIABLE: &str = "RDS_INFO_SOCKET";
+
 impl NodeBuilder {
     pub(crate) fn new(address: IpAddr) -> Self {
         Self { options: Options::new(address), auto_lanes: false, place: Place::Either }
@@ -169,6 +172,17 @@ impl NodeBuilder {
         self
     }
 
+    /// Shows the node to `rds-info --node PATH`: makes a Unix socket at `path` that answers every connection with one line of JSON for each node of this
+    /// process that has the same path ([`NodeStatus`](crate::NodeStatus)). Its file has mode 0600, replaces one that a dead program left, and goes with the
+    /// node. A thread of its own answers, which sleeps otherwise. Default: what the environment variable `RDS_INFO_SOCKET` says, where `%p` stands for the
+    /// process's number; that one only warns (in the log) when it cannot have its socket, where this one is an [`OpenError::Info`]. Without effect on an
+    /// attached node, which the daemon shows.
+    #[must_use]
+    pub fn info_socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.options.info_socket = Some(path.into());
+        self
+    }
+
     /// Changes any other setting of the protocol.
     #[must_use]
     pub fn configure(mut self, change: impl FnOnce(&mut Config)) -> Self {
@@ -214,6 +228,11 @@ impl NodeBuilder {
         if self.auto_lanes {
             let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
             self.options.config.lanes = Config::lanes_for(cpus);
+        }
+        if self.options.info_socket.is_none() {
+            let path = std::env::var(INFO_VARIABLE).ok().filter(|path| !path.is_empty());
+            let path = path.map(|path| PathBuf::from(path.replace("%p", &std::process::id().to_string())));
+            (self.options.info_socket, self.options.info_required) = (path, false);
         }
         self.options
     }

@@ -37,6 +37,10 @@
 //! poll loop of their own. A thread that waits does the node's network work meanwhile, so there is no other thread between
 //! it and its message.
 //!
+//! In a [tokio] runtime, with the feature `tokio`, `rds_client::tokio::Socket` has the blocking calls as `async` ones.
+//!
+//! [tokio]: https://docs.rs/tokio
+//!
 //! # With a node of its own, or at the host's daemon
 //!
 //! [`Node::open`] makes a node that lives in the program. Where several programs of a host share its address, the daemon `rds-server` has the
@@ -61,8 +65,10 @@ mod node;
 #[cfg(doctest)]
 mod ownership;
 mod socket;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
-pub use builder::{ATTACH_VARIABLE, AttachBuilder, NodeBuilder};
+pub use builder::{ATTACH_VARIABLE, AttachBuilder, INFO_VARIABLE, NodeBuilder};
 pub use bytes::Bytes;
 pub use node::Node;
 pub use rds_core::attach::client::{Attachment, DEFAULT_PATH};

@@ -367,6 +367,28 @@ impl Socket {
         either!(&self.0, socket => socket.writable_fd())
     }
 
+    /// Has a task woken, once, when a send that was refused for now may be tried again, or all is sent.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn watch_send(&self, key: u64, waker: &std::task::Waker) {
+        either!(&self.0, socket => socket.watch_send(key, waker));
+    }
+
+    /// The same for the end of the node.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn watch_end(&self, key: u64, waker: &std::task::Waker) {
+        either!(&self.0, socket => socket.watch_end(key, waker));
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn has_ended(&self) -> bool {
+        either!(&self.0, socket => socket.has_ended())
+    }
+
+    #[cfg(feature = "tokio")]
+    pub(crate) fn unwatch(&self, key: u64) {
+        either!(&self.0, socket => socket.unwatch(key));
+    }
+
     /// Unbinds the port and cancels what is queued, as the kernel's close does.
     pub fn close(self) {
         either!(self.0, socket => socket.close());

@@ -11,5 +11,7 @@ mod payloads;
 mod readiness;
 #[path = "shutdown.rs"]
 mod shutdown;
+#[path = "tokio.rs"]
+mod tasks;
 #[path = "threads.rs"]
 mod threads;

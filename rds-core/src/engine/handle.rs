@@ -3,13 +3,13 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::core::{Core, End};
-use super::link::Link;
+use super::info_socket::InfoSocket;
 use super::mailbox::{Mailbox, Tally, Wakes};
 use super::pins::{PathModes, Pins};
 use super::reactor::Reactor;
@@ -18,7 +18,7 @@ use super::shared::{Shared, Stats};
 use super::wait::Waits;
 use super::{OpenError, Options, ShutdownReport, Socket, tcp};
 use crate::buffer::PoolBuffer;
-use crate::info::{Counter, Snapshot};
+use crate::info::Snapshot;
 use crate::proto::{BindError, Node};
 use crate::zerocopy::{Mode, Share};
 
@@ -37,6 +37,8 @@ pub struct Engine(Arc<Inner>);
 struct Inner {
     shared: Arc<Shared>,
     background: Mutex<Option<JoinHandle<()>>>,
+    /// Shows the node to rds-info, for as long as it lives.
+    _info: Option<InfoSocket>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -86,7 +88,8 @@ impl Engine {
         let right = Arc::new(PollRight::new(waker));
         let core = Core::new(node, pool_limit);
         let shared = Shared::new(options, listen_addr, core, reactor, right, origin, pins);
-        Ok(Self(Arc::new(Inner { shared, background: Mutex::new(None) })))
+        let info = show(&shared)?;
+        Ok(Self(Arc::new(Inner { shared, background: Mutex::new(None), _info: info })))
     }
 
     /// Starts the background thread of a node that was opened paused; of another, does nothing.
@@ -145,68 +148,7 @@ impl Engine {
     /// The node at this moment. With `queues`, every queued message is listed.
     #[must_use]
     pub fn snapshot(&self, queues: bool) -> Snapshot {
-        let shared = self.shared();
-        let mut core = shared.core();
-        // What programs took since they reported last.
-        let mailboxes: Vec<_> = core.mailboxes.iter().flatten().cloned().collect();
-        let mut tally = shared.stats.closed();
-        for mailbox in mailboxes {
-            let mut front = mailbox.front();
-            tally.add(front.tally);
-            let taken = mailbox.take_all(&mut front);
-            drop(front);
-            if taken.messages > 0 {
-                core.node.consumed(mailbox.id, taken.bytes, taken.messages);
-            }
-        }
-        let mut snapshot = core.node.snapshot_at(shared.now(), queues);
-        self.add_zero_copy(&core, &mut snapshot);
-        let links = links_of(&core, &snapshot);
-        let (copied_in, sent, received) = (core.copied_in, core.sent, core.received);
-        tally.add(core.sinks.tally);
-        shared.settle(core);
-        // Without the lock: the traffic does not wait for the kernel's answers.
-        let connections = snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections);
-        for (connection, link) in connections.zip(links) {
-            if let Some(link) = link {
-                connection.tcp = tcp::info(&link.stream, connection.last_sent);
-            }
-        }
-        let counters = &mut snapshot.counters;
-        counters.add(Counter::RecvDelivered, tally.delivered);
-        counters.add(Counter::CopyToUser, tally.copied);
-        counters.add(Counter::RecvBytesFreedFromSock, tally.freed);
-        counters.add(Counter::TcpDataReadyCalls, shared.stats.reads.load(Relaxed));
-        counters.add(Counter::TcpBytesSent, sent);
-        counters.add(Counter::TcpBytesReceived, received);
-        counters.add(Counter::CopyFromUser, copied_in);
-        // The node counts every refusal; those of blocking sends are waits, as in `rds_cong_wait`.
-        let waits = shared.stats.congestion_waits.load(Relaxed);
-        counters.add(Counter::CongSendBlocked, waits);
-        counters.add(Counter::CongSendError, waits.wrapping_neg());
-        snapshot
-    }
-
-    fn add_zero_copy(&self, core: &Core, snapshot: &mut Snapshot) {
-        let (pins, maps) = (&self.shared().pins, &self.shared().maps);
-        snapshot.zero_copy = pins.info(core.links().map(|link| link.path().counts()));
-        snapshot.zero_copy.pool_bytes = self.shared().pool.free_bytes();
-        snapshot.zero_copy.recv = maps.info();
-        for socket in &mut snapshot.sockets {
-            let of = |mailbox: &&Arc<Mailbox>| mailbox.local == socket.bound;
-            let mailbox = core.mailboxes.iter().flatten().find(of).map(|mailbox| &mailbox.share);
-            let share = mailbox.or_else(|| {
-                core.sinks.iter().find(|bound| bound.local == socket.bound).map(|bound| &bound.share)
-            });
-            socket.pinned_bytes = share.map_or(0, |share| pins.bytes(share.used()));
-        }
-        for connection in snapshot.peers.iter_mut().flat_map(|peer| &mut peer.connections) {
-            if let Some(link) = connection.conn.and_then(|conn| core.link(conn)) {
-                connection.zero_copy.send = Some(link.info(pins.now()));
-            }
-            connection.zero_copy.recv =
-                connection.conn.and_then(|conn| maps.path_info(conn, core.node.peer_segments(conn)));
-        }
+        self.shared().snapshot(queues)
     }
 
     /// Sets whether large payloads to and from a peer are sent and received without a copy, instead of as the node's options
@@ -317,9 +259,22 @@ impl Drop for Inner {
         }
         // The poll loop has dropped a payload that held the last handle. It cannot wait for its own work.
         let shared = Arc::clone(&self.shared);
-        let drain = move || drop(Self { shared, background: Mutex::default() });
+        let drain = move || drop(Self { shared, background: Mutex::default(), _info: None });
         if std::thread::Builder::new().name("rds drain".to_owned()).spawn(drain).is_err() {
             halt(&self.shared);
+        }
+    }
+}
+
+/// Shows the node to rds-info, if that was asked for.
+fn show(shared: &Arc<Shared>) -> Result<Option<InfoSocket>, OpenError> {
+    let Some(path) = &shared.options.info_socket else { return Ok(None) };
+    match InfoSocket::open(path, shared) {
+        Ok(info) => Ok(Some(info)),
+        Err(source) if shared.options.info_required => Err(OpenError::Info { path: path.clone(), source }),
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "cannot show the node to rds-info");
+            Ok(None)
         }
     }
 }
@@ -359,21 +314,15 @@ impl Stats {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).add(tally);
     }
 
-    fn closed(&self) -> Tally {
+    pub(super) fn closed(&self) -> Tally {
         *self.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Tally {
-    fn add(&mut self, other: Self) {
+    pub(super) fn add(&mut self, other: Self) {
         self.delivered += other.delivered;
         self.copied += other.copied;
         self.freed += other.freed;
     }
-}
-
-/// The writing end of each connection of a snapshot, in its order.
-fn links_of(core: &Core, snapshot: &Snapshot) -> Vec<Option<Arc<Link>>> {
-    let connections = snapshot.peers.iter().flat_map(|peer| &peer.connections);
-    connections.map(|connection| connection.conn.and_then(|conn| core.link(conn))).collect()
 }

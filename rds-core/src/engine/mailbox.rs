@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
 
 use bytes::BytesMut;
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -18,6 +19,7 @@ use super::completion::{self, Completion, Cookie};
 use super::parker::Parker;
 use super::queue::Queue;
 use super::sink::Wake;
+use super::tasks::{self, Tasks};
 use crate::buffer::{Chunk, OnRelease};
 use crate::proto::SocketId;
 use crate::zerocopy::Mode;
@@ -128,6 +130,9 @@ pub(crate) struct Mailbox {
     pub(crate) share: Arc<Share>,
     front: Mutex<Front>,
     back: Mutex<Back>,
+    /// Tasks that wait until something can be sent, or all is sent; and for the end of it all.
+    pub(crate) sending: Tasks,
+    pub(crate) ending: Tasks,
     /// Something other than a message is in `back`.
     notices: AtomicBool,
     /// Taken by the program and neither reported nor asked for.
@@ -167,6 +172,8 @@ impl Mailbox {
                 report_at: receive_buffer / 4,
             }),
             back: Mutex::new(Back::default()),
+            sending: Tasks::default(),
+            ending: Tasks::default(),
             notices: AtomicBool::new(false),
             consumed_bytes: AtomicU64::new(0),
             consumed_messages: AtomicU64::new(0),
@@ -357,9 +364,10 @@ impl Mailbox {
         wakes.parkers.extend(back.receivers.pop());
     }
 
-    /// Wakes every thread that waits to send.
+    /// Wakes every thread and task that waits to send.
     pub(crate) fn wake_senders(&self, back: &mut Back, wakes: &mut Wakes) {
         wakes.parkers.append(&mut back.senders);
+        self.sending.take(&mut wakes.tasks);
     }
 
     /// Wakes everybody for good: the node is shut down, or the socket closed.
@@ -371,6 +379,8 @@ impl Mailbox {
         wakes.parkers.append(&mut back.receivers);
         wakes.parkers.append(&mut back.senders);
         wakes.parkers.append(&mut back.completers);
+        self.sending.take(&mut wakes.tasks);
+        self.ending.take(&mut wakes.tasks);
     }
 
     fn set_readable(&self, back: &mut Back) {
@@ -508,25 +518,32 @@ thread_local! {
     static SPARE: Cell<Wakes> = const { Cell::new(Wakes::NONE) };
 }
 
-/// Threads to be woken, and payloads to be dropped, once no lock is held.
+/// Threads and tasks to be woken, and payloads to be dropped, once no lock is held.
 #[derive(Default)]
 pub(crate) struct Wakes {
     /// Programs' payloads among them, whose drop may call the engine.
     pub(crate) released: Vec<Chunk>,
     mailboxes: Vec<Arc<Mailbox>>,
     pub(crate) parkers: Vec<Arc<Parker>>,
+    tasks: Vec<Waker>,
     /// Of sinks that have published something.
     pub(crate) doorbells: Vec<Arc<dyn Wake>>,
 }
 
 impl Wakes {
-    const NONE: Self =
-        Self { released: Vec::new(), mailboxes: Vec::new(), parkers: Vec::new(), doorbells: Vec::new() };
+    const NONE: Self = Self {
+        released: Vec::new(),
+        mailboxes: Vec::new(),
+        parkers: Vec::new(),
+        tasks: Vec::new(),
+        doorbells: Vec::new(),
+    };
 
     /// Takes the list, if anybody is on it, and leaves memory for the next one. To be ended with [`Wakes::finish`].
     pub(crate) fn take(&mut self) -> Option<Self> {
         let none = self.mailboxes.is_empty()
             && self.parkers.is_empty()
+            && self.tasks.is_empty()
             && self.released.is_empty()
             && self.doorbells.is_empty();
         (!none).then(|| std::mem::replace(self, SPARE.try_with(Cell::take).unwrap_or_default()))
@@ -537,6 +554,7 @@ impl Wakes {
         self.fire();
         self.released.shrink_to(KEEP);
         self.parkers.shrink_to(KEEP);
+        self.tasks.shrink_to(KEEP);
         self.doorbells.shrink_to(KEEP);
         let _ = SPARE.try_with(|spare| spare.set(self));
     }
@@ -554,6 +572,7 @@ impl Wakes {
         for parker in self.parkers.drain(..) {
             parker.unpark();
         }
+        tasks::wake(self.tasks.drain(..));
         for doorbell in self.doorbells.drain(..) {
             doorbell.wake();
         }

@@ -15,7 +15,7 @@
 //! | `sink`, `port` | sockets whose owner takes at once what concerns them, and sending for many of them |
 //! | `completion`, `lease` | what became of sent payloads; received ones |
 //! | `mailbox`, `queue` | received messages and notifications, outside the core's lock |
-//! | `right`, `parker` | who polls, who sleeps, and how they are woken |
+//! | `right`, `parker`, `tasks` | who polls, who sleeps, and how they are woken |
 //! | `reactor`, `lifecycle`, `conn` | the poll loop, and connections as it sees them |
 //! | `mapper`, `maps` | how a connection reads so that payloads can be mapped, and what all connections share of that |
 //! | `link`, `wire` | the writing end, and its system calls |
@@ -33,11 +33,13 @@ mod core;
 mod error;
 mod event;
 mod handle;
+mod info_socket;
 pub(crate) mod inlet;
 pub(crate) mod lease;
 mod lifecycle;
 mod link;
 mod log;
+mod look;
 pub(crate) mod mailbox;
 mod mapper;
 mod maps;
@@ -54,6 +56,7 @@ pub(crate) mod settings;
 mod shared;
 mod sink;
 mod socket;
+pub(crate) mod tasks;
 mod tcp;
 pub(crate) mod wait;
 mod wire;
@@ -67,3 +70,5 @@ pub use options::{OpenError, Options, RDS_TCP_PORT, ZeroCopy};
 pub use port::{Batch, Port};
 pub use sink::{Delivered, EXACT_READS, Sink, Wake};
 pub use socket::Socket;
+#[doc(hidden)]
+pub use tasks::task_key;

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use socket2::SockRef;
@@ -30,6 +31,11 @@ pub struct Options {
     pub congestion_control: Option<String>,
     /// Sending and receiving without copies.
     pub zero_copy: ZeroCopy,
+    /// A Unix socket at which the node can be looked at with rds-info: to whoever connects it writes a line of JSON for each node of this process
+    /// that has the same path. Its file has mode 0600. Default none.
+    pub info_socket: Option<PathBuf>,
+    /// Whether the node is not opened when it cannot have that socket. Default true; otherwise it is a warning in the log.
+    pub info_required: bool,
 }
 
 /// Settings of zero copy.
@@ -84,6 +90,8 @@ impl Options {
             busy_poll: Duration::ZERO,
             congestion_control: None,
             zero_copy: ZeroCopy::default(),
+            info_socket: None,
+            info_required: true,
         }
     }
 
@@ -131,6 +139,14 @@ pub enum OpenError {
         path: std::path::PathBuf,
         /// Why.
         source: crate::attach::AttachError,
+    },
+    /// The node cannot be shown to rds-info.
+    #[error("cannot show the node to rds-info at {}: {source}", path.display())]
+    Info {
+        /// The socket that was to be made.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
     },
     /// A setting would break a promise at a daemon, where the daemon's own settings count.
     #[error("an attached node cannot have {setting}: {instead}")]

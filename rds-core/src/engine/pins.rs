@@ -5,10 +5,12 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::ZeroCopy;
 use super::parker::Parker;
+use super::tasks::Tasks;
 use crate::info::{NodeReceiveZeroCopy, NodeZeroCopy};
 use crate::proto::Time;
 use crate::sys::limits::MemoryLimits;
@@ -31,11 +33,12 @@ pub(crate) struct PathModes {
     pub(crate) receive: Option<Mode>,
 }
 
-/// Threads that wait for room in a budget, of all nodes that share it.
+/// Threads and tasks that wait for room in a budget, of all nodes that share it.
 #[derive(Default)]
 struct Waiting {
     somebody: AtomicBool,
     threads: Mutex<Vec<Arc<Parker>>>,
+    tasks: Tasks,
 }
 
 pub(crate) struct Pins {
@@ -208,6 +211,15 @@ impl Pins {
         lock(&self.waiting.threads).retain(|p| !Arc::ptr_eq(p, parker));
     }
 
+    /// Has a task woken when there may be room, as [`Pins::wait`] does a thread.
+    pub(crate) fn watch(&self, key: u64, waker: &Waker) {
+        self.waiting.tasks.add(key, waker);
+    }
+
+    pub(crate) fn unwatch(&self, key: u64) {
+        self.waiting.tasks.remove(key);
+    }
+
     /// There may be room. To be called after pages came back to the budget, whoever had them.
     pub(crate) fn wake(&self) {
         fence(SeqCst);
@@ -215,6 +227,7 @@ impl Pins {
             let threads = std::mem::take(&mut *lock(&self.waiting.threads));
             threads.iter().for_each(|parker| parker.unpark());
         }
+        self.waiting.tasks.wake();
     }
 
     // ---- telling -------------------------------------------------------------------------------------------------

@@ -50,6 +50,11 @@ impl Queue {
         self.metas.len()
     }
 
+    /// Who sent each message, and how long it is.
+    pub(crate) fn messages(&self) -> impl Iterator<Item = (SocketAddr, u32)> + '_ {
+        self.metas.iter().map(|meta| (meta.from, meta.len))
+    }
+
     pub(crate) fn push(&mut self, from: SocketAddr, body: Body<'_>, pool: &Pool) {
         // A payload is at most a message, which is far below 4 GiB.
         let len = u32::try_from(body.len()).unwrap_or(u32::MAX);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::core::Core;
@@ -15,7 +16,7 @@ use super::wait::Waits;
 use super::{Engine, SendError};
 use crate::buffer::Terms;
 use crate::proto::SocketId;
-use crate::zerocopy::Mode;
+use crate::zerocopy::{Mode, WhenFull};
 
 /// A socket, bound to a port of a node. All calls take `&self` and may come from many threads.
 ///
@@ -200,6 +201,38 @@ impl Socket {
                 |parker| self.mailbox.forget(parker),
             )
             .is_some()
+    }
+
+    /// Has a task woken, once, when something may have changed of what keeps sends from being taken, or all is sent, or the node has ended. An attempt
+    /// after this that is refused has been heard of. `key`: one of [`task_key`](super::task_key), for [`Socket::unwatch`].
+    #[doc(hidden)]
+    pub fn watch_send(&self, key: u64, waker: &Waker) {
+        let pins = &self.shared().pins;
+        if pins.settings.when_full == WhenFull::Wait {
+            pins.watch(key, waker);
+        }
+        self.mailbox.sending.add(key, waker);
+    }
+
+    /// Has a task woken, once, when the node has ended.
+    #[doc(hidden)]
+    pub fn watch_end(&self, key: u64, waker: &Waker) {
+        self.mailbox.ending.add(key, waker);
+    }
+
+    /// Whether the node has ended, or the port is lost: nothing comes any more that is not there.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.mailbox.back().closed
+    }
+
+    /// Ends what was asked for under the key.
+    #[doc(hidden)]
+    pub fn unwatch(&self, key: u64) {
+        self.shared().pins.unwatch(key);
+        self.mailbox.sending.remove(key);
+        self.mailbox.ending.remove(key);
     }
 
     /// A descriptor that polls readable while a receive would return something. Level triggered; never read it.

@@ -7,7 +7,7 @@ mod status;
 pub use counters::{Counter, Counters};
 pub use snapshot::{
     ConnectionInfo, ConnectionZeroCopy, MessageInfo, NodeReceiveZeroCopy, NodeZeroCopy, PeerInfo,
-    ReceiveZeroCopy, SendZeroCopy, Snapshot, SocketInfo, TcpInfo,
+    ReceiveZeroCopy, ReceivedInfo, SendZeroCopy, Snapshot, SocketInfo, TcpInfo,
 };
 pub use status::{
     ClientInfo, ClientSocket, ConfigInfo, HeldInfo, NodeStatus, PortInfo, SharingWord, State, Status,

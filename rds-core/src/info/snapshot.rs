@@ -28,6 +28,10 @@ pub struct Snapshot {
     pub peers: Vec<PeerInfo>,
     /// Bound sockets, ascending by port.
     pub sockets: Vec<SocketInfo>,
+    /// Received messages that programs have not taken, where queues were asked for. Those of a daemon's clients are in the clients' memory, and not
+    /// listed.
+    #[serde(default)]
+    pub received: Vec<ReceivedInfo>,
 }
 
 impl Snapshot {
@@ -42,6 +46,7 @@ impl Snapshot {
             zero_copy: NodeZeroCopy::default(),
             peers: Vec::new(),
             sockets,
+            received: Vec::new(),
         }
     }
 }
@@ -265,6 +270,18 @@ pub struct MessageInfo {
     pub remote_port: u16,
     /// Whether it was sent on an earlier connection.
     pub retransmitted: bool,
+}
+
+/// One received message.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ReceivedInfo {
+    /// The socket in whose queue it is.
+    pub local: SocketAddr,
+    /// Who sent it.
+    pub remote: SocketAddr,
+    /// Payload bytes.
+    pub len: u32,
 }
 
 /// One socket.

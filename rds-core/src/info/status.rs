@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -122,6 +122,9 @@ pub struct NodeStatus {
     /// Bound ports, ascending.
     #[serde(default)]
     pub ports: Vec<PortInfo>,
+    /// The addresses of all nodes of the daemon, or of this one alone.
+    #[serde(default)]
+    pub addresses: Vec<IpAddr>,
 }
 
 impl NodeStatus {
@@ -129,7 +132,8 @@ impl NodeStatus {
     #[must_use]
     pub fn new(node: Snapshot, clients: Vec<ClientInfo>, mut ports: Vec<PortInfo>) -> Self {
         ports.sort_by_key(|port| port.bound);
-        Self { node, clients, ports }
+        let addresses = vec![node.address];
+        Self { node, clients, ports, addresses }
     }
 
     /// A node in a program of its own, whose ports are its sockets'.

@@ -362,6 +362,7 @@ impl Node {
             zero_copy: NodeZeroCopy::default(),
             peers,
             sockets,
+            received: Vec::new(),
         }
     }
 

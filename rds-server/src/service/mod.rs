@@ -463,7 +463,10 @@ impl Service {
     fn node_status(&self, host: usize, queues: bool) -> NodeStatus {
         let clients = self.clients.values().filter(|client| client.host == host);
         let clients = clients.map(|client| (&client.session, client.wakeup.is_some()));
-        snapshot::status(self.hosts[host].engine.snapshot(queues), clients, &self.hosts[host])
+        let mut status =
+            snapshot::status(self.hosts[host].engine.snapshot(queues), clients, &self.hosts[host]);
+        status.addresses = self.hosts.iter().map(Host::address).collect();
+        status
     }
 
     // ---- what other threads want ------------------------------------------------------------------------------------

@@ -183,7 +183,7 @@ impl Run<'_> {
         if let Outcome::Failed(why) = &outcome {
             eprintln!("    {why}");
         }
-        let row = Row { kernel, role, scenario, promise, outcome, time };
+        let row = Row { kernel, role, scenario, promise, outcome, time, before: None };
         self.results.lock().expect("no panic").rows.push(row);
     }
 }

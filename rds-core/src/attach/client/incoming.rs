@@ -16,6 +16,8 @@ use crate::engine::queue::{Queue, SMALL};
 use crate::engine::wait::Waits;
 use crate::proto::{BindError, Outcome, SocketId, Token};
 
+/// Longest answer in parts, in bytes: nothing that a daemon says takes more memory.
+const LONGEST_ANSWER: usize = 64 << 20;
 /// Records that are taken in with the core locked once.
 const BATCH: usize = 64;
 /// Batches before whoever waits looks whether it has come.
@@ -246,6 +248,12 @@ impl Core {
         match asked {
             Request::Call(call) => {
                 let before = call.body.len();
+                if before + record.body_len() > LONGEST_ANSWER {
+                    (call.partial, call.body) = (false, b"the answer is too long".to_vec());
+                    call.answer = Some((Status::Unsupported, 0));
+                    self.wakes.parkers.extend(call.waiter.take());
+                    return;
+                }
                 call.body.resize(before + record.body_len(), 0);
                 record.copy_to(&mut call.body[before..]);
                 // A long answer comes in parts; the value is what is still to come.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::super::{LeaseArena, Returned, SendArena, Welcome};
 use crate::buffer::{OnFree, PoolBuffer};
 use crate::engine::parker::Parker;
+use crate::engine::tasks::Tasks;
 
 /// Outlives the attachment while anything of its memory is in use.
 pub(super) struct Link {
@@ -23,6 +24,8 @@ pub(super) struct Link {
     /// Threads that wait for room in the send arena.
     waiters: Mutex<Vec<Arc<Parker>>>,
     has_waiters: AtomicBool,
+    /// And tasks.
+    pub(super) tasks: Tasks,
 }
 
 impl Link {
@@ -41,6 +44,7 @@ impl Link {
             has_returns: AtomicBool::new(false),
             waiters: Mutex::default(),
             has_waiters: AtomicBool::new(false),
+            tasks: Tasks::default(),
         }
     }
 
@@ -110,5 +114,6 @@ impl OnFree for Link {
             drop(waiters);
             waiting.iter().for_each(|parker| parker.unpark());
         }
+        self.tasks.wake();
     }
 }

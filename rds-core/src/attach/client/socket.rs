@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use super::super::{Status, Submission};
@@ -337,6 +338,44 @@ impl Socket {
                 |parker| self.mailbox.forget(parker),
             )
             .is_some()
+    }
+
+    /// Has a task woken, once, when something may have changed of what keeps sends from being taken, or all is sent, or the node has ended. An attempt
+    /// after this that is refused has been heard of. `key`: one of [`task_key`](crate::engine::task_key), for [`Socket::unwatch`].
+    #[doc(hidden)]
+    pub fn watch_send(&self, key: u64, waker: &Waker) {
+        // Somebody has to hear of it while no caller does.
+        self.shared.listen();
+        self.mailbox.sending.add(key, waker);
+        let link = self.shared.core().line.as_ref().map(|line| Arc::clone(&line.link));
+        if let Some(link) = link {
+            link.tasks.add(key, waker);
+        }
+    }
+
+    /// Has a task woken, once, when the node has ended.
+    #[doc(hidden)]
+    pub fn watch_end(&self, key: u64, waker: &Waker) {
+        self.shared.listen();
+        self.mailbox.ending.add(key, waker);
+    }
+
+    /// Whether the node has ended, or the port is lost: nothing comes any more that is not there.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.mailbox.back().closed
+    }
+
+    /// Ends what was asked for under the key.
+    #[doc(hidden)]
+    pub fn unwatch(&self, key: u64) {
+        self.mailbox.sending.remove(key);
+        self.mailbox.ending.remove(key);
+        let link = self.shared.core().line.as_ref().map(|line| Arc::clone(&line.link));
+        if let Some(link) = link {
+            link.tasks.remove(key);
+        }
     }
 
     /// A descriptor that polls readable while a receive would return something. Level triggered; never read it. From the first one on, a

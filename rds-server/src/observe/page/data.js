@@ -12,8 +12,14 @@ export function at(status, path) {
   return undefined;
 }
 
+/** A status as it came. Whole numbers that JavaScript's would round, such as sequence numbers, become BigInt. */
+export function parse(json) {
+  return JSON.parse(json, (key, value, context) =>
+    typeof value === "number" && !Number.isSafeInteger(value) && /^-?\d+$/.test(context?.source ?? "") ? BigInt(context.source) : value);
+}
+
 /** A value as `data-value` has it: strings as they are, all else as JSON. */
-export const raw = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+export const raw = (value) => (typeof value === "string" ? value : typeof value === "bigint" ? String(value) : JSON.stringify(value));
 
 export const NONE = "–";
 
@@ -23,8 +29,8 @@ const group = (digits) => digits.replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
 /** Every digit. */
 export function count(n) {
-  if (typeof n !== "number" || !Number.isFinite(n)) return NONE;
-  return Number.isInteger(n) ? group(String(n)) : String(n);
+  if (typeof n !== "bigint" && !Number.isFinite(n)) return NONE;
+  return typeof n === "bigint" || Number.isInteger(n) ? group(String(n)) : String(n);
 }
 
 function scaled(n, base, units) {
@@ -37,7 +43,7 @@ function scaled(n, base, units) {
   return `${n.toFixed(digits)}${units[i]}`;
 }
 
-const number = (format) => (n) => (typeof n === "number" && Number.isFinite(n) ? format(n) : NONE);
+const number = (format) => (n) => (typeof n === "bigint" ? format(Number(n)) : Number.isFinite(n) ? format(n) : NONE);
 
 /** 12.3 k. */
 export const short = number((n) => scaled(n, 1000, ["", "\u2009k", "\u2009M", "\u2009G", "\u2009T"]));
@@ -57,11 +63,14 @@ export const span = number((ms) => {
 });
 /** Milliseconds since 1970, as this machine's clock shows them. */
 export const clock = number((ms) => {
+  if (ms === 0) return NONE;
   const d = new Date(ms);
   const two = (n) => String(n).padStart(2, "0");
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())} ${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
 });
-export const text = (value) => (value === null || value === undefined || value === "" ? NONE : String(value));
+/** What others wrote, on one line and in the order in which it was written: controls, marks of direction and the like as numbers. */
+export const tame = (value) => String(value).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
+export const text = (value) => (value === null || value === undefined || value === "" ? NONE : tame(value));
 export const yes = (value) => (value === true ? "yes" : value === false ? "no" : NONE);
 
 /** One or many of something. */
@@ -83,6 +92,8 @@ export const REASON = {
   unmapped: "too many messages could not be mapped whole",
   measured: "measured CPU time decides, for each size",
 };
+
+export const programName = (name) => (name ? tame(name) : "(no name)");
 
 /** An address with a port, as a socket has it. */
 export function ofSocket(bound) {
@@ -192,9 +203,12 @@ function mark(status) {
 
 /** A difference of counters; what was not there before has not risen, and neither has what started anew. */
 function rise(now, before) {
-  return typeof now === "number" && typeof before === "number" && now > before ? now - before : 0;
+  if (!known(now) || !known(before) || !(now > before)) return 0;
+  return typeof now === typeof before ? Number(now - before) : Number(BigInt(now) - BigInt(before));
 }
 
-const maybeRate = (now, before, dt) => (typeof now === "number" && typeof before === "number" ? rise(now, before) / dt : null);
+const known = (n) => typeof n === "number" || typeof n === "bigint";
 
-export const sum = (list, read) => (list ?? []).reduce((all, item) => all + (read(item) ?? 0), 0);
+const maybeRate = (now, before, dt) => (known(now) && known(before) ? rise(now, before) / dt : null);
+
+export const sum = (list, read) => (list ?? []).reduce((all, item) => all + Number(read(item) ?? 0), 0);

@@ -1,6 +1,6 @@
 // The page: asks the daemon once a second, and shows what it says.
 
-import { GUARANTEE, History, NONE, REASON, bytes, clock, count, micros, ofSocket, percent, short, span, sum, text, yes } from "./data.js";
+import { GUARANTEE, History, NONE, REASON, bytes, clock, count, micros, ofSocket, parse, percent, programName, short, span, sum, tame, text, yes } from "./data.js";
 import { Table, arrange, make, plain, setAttribute, setText, show, showFacts, showRows, value } from "./table.js";
 import { Chart } from "./chart.js";
 import { headline, judge, peerState, summary } from "./verdict.js";
@@ -27,7 +27,7 @@ async function ask() {
   try {
     const answer = await fetch("status", { cache: "no-store", signal: AbortSignal.timeout(10_000) });
     if (!answer.ok) throw new Error(`it answers ${answer.status} ${answer.statusText}`);
-    const next = await answer.json();
+    const next = parse(await answer.text());
     if (!Array.isArray(next?.nodes)) throw new Error("what it answers is no status");
     [failures, failedSince] = [0, null];
     // Nothing moves while the page is paused, not even by an answer that was under way.
@@ -165,7 +165,7 @@ const peers = new Table($("peers"), {
     { key: "congested", name: "Congested", title: "Ports of the peer that are congested", right: true, cell: (it) => V(`${it.at}.congested_ports`, count, it.peer.congested_ports ? pill("warn") : { c: "quiet" }), sort: (it) => it.peer.congested_ports },
     { key: "zero", name: "Payloads", wide: true, title: "Whether payloads are copied, out and in", cell: (it) => [quiet("↑\u2009", "out"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.send))), GAP, quiet("↓\u2009", "in"), plain(way(it.peer.connections.map((lane) => lane.zero_copy?.recv)))], sort: (it) => way(it.peer.connections.map((lane) => lane.zero_copy?.send)) },
     { key: "resets", name: "Resets", title: "Connections lost", right: true, cell: (it) => V(`${it.at}.resets`, count), sort: (it) => it.peer.resets },
-    { key: "reason", name: "Last reason", title: "Why the last connection ended", cell: (it) => V(`${it.at}.last_reason`, text, { c: "reason", title: it.peer.last_reason }), sort: (it) => it.peer.last_reason },
+    { key: "reason", name: "Last reason", title: "Why the last connection ended", cell: (it) => V(`${it.at}.last_reason`, text, { c: it.peer.last_reason ? "reason" : "quiet", title: it.peer.last_reason && tame(it.peer.last_reason) }), sort: (it) => it.peer.last_reason },
   ],
   detail: (it, room) => {
     room.facts ??= make("dl", { class: "facts" });
@@ -178,7 +178,7 @@ const peers = new Table($("peers"), {
       ["Delivered means", plain(GUARANTEE[peer.delivery]?.[1] ?? NONE)],
       ["Last reason", V(`${at}.last_reason`, text)],
     ]);
-    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Next sent", "Next received", "Waiting", "Sent bytes", "Received bytes", "Retransmitted"],
+    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Bytes of this connection", "Resent", "Waiting", "Next sent", "Next received"],
       peer.connections.map((lane, c) => laneRow(it, lane, `${at}.connections.${c}`)));
     const ways = peer.connections.flatMap((lane, c) => decisions(lane, `${at}.connections.${c}`));
     const zero = showRows(room, `Zero copy with ${peer.address}`, ["Lane", "Way", "Payloads", "Why", "Mode", "Sizes", "Without a copy"], ways);
@@ -199,8 +199,8 @@ function laneRow(it, lane, at) {
     V(`${at}.lane`, text), V(`${at}.state`, text, pill(LANE[lane.state] ?? "")), V(`${at}.local`, text), V(`${at}.remote`, text),
     [V(`${at}.rtt_us`, micros), quiet(" ± "), V(`${at}.rttvar_us`, micros)],
     pair(short, rate?.out, rate?.in), pair(bytes, rate?.bytesOut, rate?.bytesIn),
-    V(`${at}.next_tx`, count), V(`${at}.next_rx`, count), queued,
-    V(`${at}.tcp_bytes_sent`, bytes), V(`${at}.tcp_bytes_received`, bytes), V(`${at}.tcp_retransmits`, count),
+    [quiet("↑\u2009", "sent"), V(`${at}.tcp_bytes_sent`, bytes), GAP, quiet("↓\u2009", "received"), V(`${at}.tcp_bytes_received`, bytes)], V(`${at}.tcp_retransmits`, count),
+    queued, V(`${at}.next_tx`, count), V(`${at}.next_rx`, count),
   ];
 }
 
@@ -230,7 +230,7 @@ function clientsOf() {
     const at = `nodes.${n}.clients.${c}`;
     let it = found.get(client.session);
     if (!it) {
-      it = { key: client.session, name: `program ${client.program}, process ${client.pid}`, at, node, client, sockets: [], tone: client.held?.records > 0 ? "trouble" : undefined };
+      it = { key: client.session, name: `program ${programName(client.program)}, process ${client.pid}`, at, node, client, sockets: [], tone: client.held?.records > 0 ? "trouble" : undefined };
       found.set(client.session, it);
     }
     client.sockets.forEach((socket, s) => it.sockets.push({ socket, at: `${at}.sockets.${s}` }));
@@ -248,7 +248,7 @@ const clients = new Table($("clients"), {
   empty: "No program is attached.",
   sort: (it) => it.client.session,
   columns: [
-    { key: "program", name: "Program", cell: (it) => V(`${it.at}.program`, (name) => name || "(no name)", { c: "strong name", title: it.client.program }), sort: (it) => it.client.program },
+    { key: "program", name: "Program", cell: (it) => V(`${it.at}.program`, programName, { c: "strong name", title: programName(it.client.program) }), sort: (it) => it.client.program },
     { key: "pid", name: "Process", right: true, cell: (it) => V(`${it.at}.pid`, text), sort: (it) => it.client.pid },
     { key: "uid", name: "User", right: true, title: "User id", cell: (it) => V(`${it.at}.uid`, text), sort: (it) => it.client.uid },
     { key: "session", name: "Session", right: true, cell: (it) => V(`${it.at}.session`, text), sort: (it) => it.client.session },
@@ -275,7 +275,7 @@ const clients = new Table($("clients"), {
 function portsOf() {
   const owners = new Map();
   const all = status.nodes.flatMap((node) => node.clients ?? []);
-  for (const client of all) for (const socket of client.sockets) owners.set(socket.bound, (owners.get(socket.bound) ?? new Set()).add(client.program || "(no name)"));
+  for (const client of all) for (const socket of client.sockets) owners.set(socket.bound, (owners.get(socket.bound) ?? new Set()).add(programName(client.program)));
   return status.nodes.flatMap((node, n) => {
     const found = new Map();
     const put = (bound, more) => found.set(bound, { ...(found.get(bound) ?? { key: `${node.address} ${bound}`, node, at: `nodes.${n}`, bound, name: `port ${bound}` }), ...more });
@@ -355,7 +355,7 @@ const zerocopy = new Table($("zerocopy"), {
 function fallbacks(it) {
   const found = Object.entries(it.info.fallbacks ?? {}).filter(([, n]) => n > 0);
   if (found.length === 0) return quiet(NONE);
-  return found.flatMap(([name], i) => [...(i ? [quiet(", ")] : []), V(`${it.at}.fallbacks.${name}`, count), quiet(` ${FALLBACKS[name] ?? name}`)]);
+  return found.flatMap(([name], i) => [...(i ? [quiet(", ")] : []), V(`${it.at}.fallbacks.${name}`, count), plain(` ${FALLBACKS[name] ?? name}`, "soft")]);
 }
 
 function waysOf() {
@@ -419,12 +419,12 @@ function daemon() {
     $("daemon").append(make("div", { class: "heading" }, title), $("daemon").facts);
   }
   const facts = [
-    ["Version", V("version", text)], ["Process", V("pid", text)], ["State", V("state", text)], ["Socket for programs", V("socket", text)],
+    ["Version", V("version", text)], ["Process", V("pid", text)], ["State", V("state", text)], ["Sending without a copy", V("zero_copy_send", (mode) => (mode === null ? "as the nodes have it" : text(mode)))], ["Socket for programs", V("socket", text)],
     ["Started", V("started_ms", clock)], ["Up for", V("uptime_ms", span)], ["This status is of", V("at_ms", clock)],
     ["Log lines left out", V("suppressed_log_lines", count), "Lines that somebody could cause at will are limited; this many were not written"],
   ];
   if (status.config) {
-    facts.push(["Configuration", V("config.file", (file) => file ?? "no file")], ["Read", V("config.loaded_ms", clock)], ["Reloads", V("config.reloads", count)],
+    facts.push(["Configuration", V("config.file", (file) => (file === null ? "no file" : tame(file)))], ["Read", V("config.loaded_ms", clock)], ["Reloads", V("config.reloads", count)],
       ["Refused reloads", V("config.failed_reloads", count)], ["Last error of a reload", V("config.last_error", text)]);
   }
   for (const [n, node] of status.nodes.entries()) {

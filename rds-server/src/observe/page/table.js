@@ -93,6 +93,7 @@ export function showFacts(dl, facts) {
   arrange(dl, shown);
 }
 
+const isNumber = (n) => typeof n === "number" || typeof n === "bigint";
 const looks = (column) => [column.right && "right", column.wide && "wide"].filter(Boolean).join(" ") || undefined;
 
 const ROWS = 200;
@@ -201,7 +202,7 @@ export class Table {
     rows.sort((a, b) => {
       // What has no value comes last, whichever way.
       if (a.by === null || b.by === null) return (a.by === null) - (b.by === null);
-      const order = typeof a.by === "number" && typeof b.by === "number" ? a.by - b.by : String(a.by).localeCompare(String(b.by), "en", { numeric: true });
+      const order = isNumber(a.by) && isNumber(b.by) ? (a.by > b.by) - (a.by < b.by) : String(a.by).localeCompare(String(b.by), "en", { numeric: true });
       return order * turn;
     });
   }

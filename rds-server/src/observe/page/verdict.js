@@ -1,6 +1,6 @@
 // Is all well? What is wrong, and what to do about it.
 
-import { bytes, count, many, ofSocket, span, sum } from "./data.js";
+import { bytes, count, many, ofSocket, span, sum, tame } from "./data.js";
 
 export const isUp = (lane) => lane.state === "up";
 
@@ -15,7 +15,7 @@ export function peerState(peer) {
   if (peer.connections.some((lane) => lane.state === "handshake" || lane.state === "connecting")) {
     return { word: "connecting", tone: peer.down_ms > 5000 ? "bad" : "warn", order: peer.down_ms > 5000 ? 0 : 1, up };
   }
-  if (typeof peer.down_ms === "number" || peer.attempts > 0) return { word: "down", tone: "bad", order: 0, up };
+  if (typeof peer.down_ms === "number" || peer.attempts > 0 || (typeof peer.generation === "number" && peer.connections.length > 0)) return { word: "down", tone: "bad", order: 0, up };
   return { word: "idle", tone: "", order: 2, up };
 }
 
@@ -46,7 +46,7 @@ function daemon(status, add) {
     add("warn", "state", `The daemon says that it is “${status.state}”.`, "This page does not know that state: load it again, the daemon may be newer.");
   }
   if (status.config?.last_error) {
-    add("warn", "reload", `The last reload was refused, the configuration from before is in force: ${status.config.last_error}`, "Mend the file, try it with rds-server --check-config, then: systemctl reload rds-server.");
+    add("warn", "reload", `The last reload was refused, the configuration from before is in force: ${tame(status.config.last_error)}`, "Mend the file, try it with rds-server --check-config, then: systemctl reload rds-server.");
   }
 }
 
@@ -56,16 +56,15 @@ function peers(node, history, add) {
     const name = `${node.address} ${peer.address}`;
     if (state.word === "down" || (state.word === "connecting" && state.tone === "bad")) {
       const never = !peer.connected_ms && !peer.resets && peer.delivery === null;
-      const why = peer.last_reason ? `: ${peer.last_reason}` : "";
+      const why = peer.last_reason ? `: ${tame(peer.last_reason)}` : "";
       add("bad", `down ${name}`, `Peer ${peer.address} ${never ? "cannot be reached" : "is down"}${why}`,
-        never ? `Is it running, and is its TCP port open for ${node.address}? Try rds-ping ${peer.address}; rds-server doctor looks at this side.`
-          : "What programs send to it waits, and goes out when it is back. Look at the other host and the network between; this side tries again by itself.");
+        `${cause(peer, node)} ${never ? `Try rds-ping ${peer.address}; rds-server doctor looks at this side.` : "What programs send to it waits, and goes out when it is back: this side tries again by itself."}`);
     } else if (state.word === "partly up") {
       add("warn", `lanes ${name}`, `Peer ${peer.address} has only ${state.up} of ${peer.lanes} lanes up`, "The rest is being connected. If it stays so: a firewall or a limit of connections on the way. Its lanes say more, below.");
     }
     const resets = history.recent((mark) => mark.nodes.get(node.address)?.peers.get(peer.address), peer.resets);
     if (resets >= 3 && state.tone !== "bad") {
-      add("warn", `resets ${name}`, `Peer ${peer.address} loses its connection again and again${peer.last_reason ? `: ${peer.last_reason}` : ""}`, "Nothing is lost by that, but it costs time. Look at the network between, and at the log of both sides.");
+      add("warn", `resets ${name}`, `Peer ${peer.address} loses its connection again and again${peer.last_reason ? `: ${tame(peer.last_reason)}` : ""}`, "Nothing is lost by that, but it costs time. Look at the network between, and at the log of both sides.");
     }
     if (peer.congested_ports > 0) {
       add("warn", `congested ${name}`, `Peer ${peer.address} has ${many(peer.congested_ports, "congested port")}`, "Programs over there read too slowly; what is sent to those ports waits here. Look for the slow program on that host.");
@@ -73,11 +72,19 @@ function peers(node, history, add) {
   }
 }
 
+/** What a peer that is away needs, as far as the reason tells. */
+function cause(peer, node) {
+  const reason = peer.last_reason ?? "";
+  if (/refused/i.test(reason)) return "Its host answers, but nobody listens there: start rds-server (or the program with that node) on it.";
+  if (/time|unreachable|no route/i.test(reason)) return "Its host does not answer: is it up, and does the network or a firewall between let TCP through?";
+  return `Look at that host, and at the network between it and ${node.address}.`;
+}
+
 function room(node, status, add) {
   for (const socket of node.sockets ?? []) {
     if (!socket.congested) continue;
     const owners = (status.nodes.flatMap((n) => n.clients ?? [])).filter((client) => client.sockets.some((s) => s.bound === socket.bound));
-    const who = [...new Set(owners.map((client) => `${client.program || "a program"} (process ${client.pid})`))].slice(0, 3).join(", ");
+    const who = [...new Set(owners.map((client) => `${client.program ? tame(client.program) : "a program"} (process ${client.pid})`))].slice(0, 3).join(", ");
     add("warn", `port ${socket.bound}`, `Port ${ofSocket(socket.bound)[1]} of ${node.address} is congested: ${who || "its program"} reads too slowly`, "All peers hold back what they send to it. The program must read faster, or ask for a larger receive buffer.");
   }
   const used = node.receive_queued / node.receive_budget;
@@ -121,10 +128,10 @@ function programs(status, add) {
     if (seen.has(client.session)) continue;
     seen.add(client.session);
     if (client.held?.records > 0) {
-      add("warn", `held ${client.session}`, `${client.program || "A program"} (process ${client.pid}) does not take what has come for it`, "The daemon keeps it, within the program's receive buffers. The program is slow, stopped or stuck.");
+      add("warn", `held ${client.session}`, `${client.program ? tame(client.program) : "A program"} (process ${client.pid}) does not take what has come for it`, "The daemon keeps it, within the program's receive buffers. The program is slow, stopped or stuck.");
     }
     if (client.pinned_limit && client.pinned_bytes / client.pinned_limit >= 0.95) {
-      add("note", `client pins ${client.session}`, `${client.program || "A program"} (process ${client.pid}) pins as much memory as it may (${bytes(client.pinned_limit)})`, "More is copied, which is slower and otherwise harmless. The limit is quotas.pinned-per-client.");
+      add("note", `client pins ${client.session}`, `${client.program ? tame(client.program) : "A program"} (process ${client.pid}) pins as much memory as it may (${bytes(client.pinned_limit)})`, "More is copied, which is slower and otherwise harmless. The limit is quotas.pinned-per-client.");
     }
   }
 }
