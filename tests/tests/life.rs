@@ -424,3 +424,42 @@ fn a_second_daemon_is_told_who_has_the_socket_and_who_has_the_port() {
     assert!(said.contains(&format!("rds-server (pid {}) has it", daemon.id())), "{said}");
     daemon.stop();
 }
+
+// ---- the units ------------------------------------------------------------------------------------------------------
+
+/// What `systemd-analyze` says with these arguments, and whether it is content.
+fn analyze(arguments: &[&std::ffi::OsStr]) -> Result<(bool, String), Unavailable> {
+    let ended = std::process::Command::new("systemd-analyze").args(arguments).output();
+    let ended = ended.map_err(|e| Unavailable::because(format!("no systemd-analyze here ({e})")))?;
+    let said = [ended.stdout, ended.stderr].concat();
+    Ok((ended.status.success(), String::from_utf8_lossy(&said).into_owned()))
+}
+
+#[test]
+fn the_units_are_without_fault_and_leave_the_daemon_little_to_do_harm_with() {
+    let scratch = Scratch::new("life-units");
+    let units = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let mut paths = Vec::new();
+    for name in ["rds-server.service", "rds-server.socket"] {
+        let text = std::fs::read_to_string(units.join(name)).expect("it is there");
+        // The program is where this build put it.
+        let text =
+            text.replace("/usr/bin/rds-server", &rds_tests::program::rds_server().display().to_string());
+        let path = scratch.path().join(name);
+        std::fs::write(&path, text).expect("it can be written");
+        paths.push(path);
+    }
+    let verify = ["verify", "--man=no"].map(std::ffi::OsStr::new);
+    let both = paths.iter().map(|path| path.as_os_str());
+    let Some((content, said)) = or_skip(analyze(&verify.into_iter().chain(both).collect::<Vec<_>>())) else {
+        return;
+    };
+    let ours: Vec<_> = said.lines().filter(|line| line.contains("rds-server")).collect();
+    assert!(content && ours.is_empty(), "{said}");
+    let rated = ["security", "--offline=true", "--threshold=20"].map(std::ffi::OsStr::new);
+    let rated = analyze(&rated.into_iter().chain([paths[0].as_os_str()]).collect::<Vec<_>>());
+    let (content, said) = rated.expect("it was there a moment ago");
+    let last = said.lines().last().unwrap_or_default();
+    println!("{last}");
+    assert!(content, "more than 2.0: {last}");
+}
