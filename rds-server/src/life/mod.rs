@@ -42,7 +42,7 @@ pub fn run(settings: Settings, reload: Reload) -> ExitCode {
         Ok(signals) => signals,
         Err(error) => return failed(&format!("cannot catch SIGTERM, SIGINT and SIGHUP: {error}")),
     };
-    let (addresses, drain) = (settings.addresses.clone(), settings.drain);
+    let addresses = settings.addresses.clone();
     let server = match Server::start_with(settings, inherited.programs) {
         Ok(server) => server,
         Err(error) => return failed(&error),
@@ -55,7 +55,7 @@ pub fn run(settings: Settings, reload: Reload) -> ExitCode {
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let status = format!("serves {} at {}", addresses.join(", "), socket.display());
     notify::ready(&status);
-    let target = Target { calls: server.calls(), engines: server.engines().to_vec(), drain };
+    let target = Target { calls: server.calls(), engines: server.engines().to_vec() };
     let hangups = signals.aim(target);
     if let Err(error) = watchdog::start(&server.calls(), server.engines()) {
         return failed(&format!("cannot start the watchdog's thread: {error}"));
