@@ -223,7 +223,8 @@ impl Reactor {
         self.timed.retain(|(_, c)| *c != id);
         let Some(conn) = self.conns.get_mut(id.index()).and_then(Option::take) else { return };
         deregister(self.poll.registry(), &conn);
-        let (peer, connecting) = (conn.peer, conn.stage == Stage::Connecting);
+        let (peer, stage) = (conn.peer, conn.stage);
+        let connecting = stage == Stage::Connecting;
         let mut core = shared.core();
         let lane = core.node.lane(id);
         let link = core.remove_link(id).unwrap_or_else(|| Arc::clone(&conn.link));
@@ -244,7 +245,7 @@ impl Reactor {
         }
         core.dispatch(now);
         drop(core);
-        if !connecting {
+        if stage == Stage::Open {
             log::lost(peer, lane, error.as_ref());
         }
         self.retire(Some(link));

@@ -1,7 +1,7 @@
 //! What other threads want of the service thread.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -18,6 +18,8 @@ pub(crate) type Tell = Box<dyn FnOnce(Status) + Send>;
 pub(crate) enum Task {
     /// How the daemon is.
     Status(Tell),
+    /// Whether the service thread lives.
+    Pulse(SyncSender<()>),
     /// Other settings from now on.
     Reload(Box<Settings>, SyncSender<()>),
 }
@@ -33,6 +35,8 @@ pub struct Calls {
     sleeps: AtomicBool,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// How long it may take to end, in milliseconds.
+    drain: AtomicU64,
     clients: Mutex<Vec<u64>>,
     /// Whether there are tasks, so that the lock is not taken to find none.
     asked: AtomicBool,
@@ -44,6 +48,7 @@ impl std::fmt::Debug for Task {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Status(_) => "Status",
+            Self::Pulse(_) => "Pulse",
             Self::Reload(..) => "Reload",
         })
     }
@@ -56,6 +61,7 @@ impl Calls {
             sleeps: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            drain: AtomicU64::new(0),
             clients: Mutex::default(),
             asked: AtomicBool::new(false),
             tasks: Mutex::default(),
@@ -86,6 +92,13 @@ impl Calls {
     /// if too much waits for it already.
     pub(crate) fn ask_status(&self, tell: impl FnOnce(Status) + Send + 'static) -> bool {
         self.ask(Task::Status(Box::new(tell)))
+    }
+
+    /// Whether the service thread lives: it has answered, between two of its turns, within `timeout`. Blocks until then.
+    #[must_use]
+    pub fn has_pulse(&self, timeout: Duration) -> bool {
+        let (to, answer) = sync_channel(1);
+        self.ask(Task::Pulse(to)) && answer.recv_timeout(timeout).is_ok()
     }
 
     /// Has the daemon use these settings from now on, as far as they can be changed while it runs: the service thread changes over between two
@@ -149,6 +162,16 @@ impl Calls {
         std::mem::take(&mut tasks)
     }
 
+    /// How long it may take to end, once it is told to.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.drain.load(SeqCst))
+    }
+
+    pub(crate) fn set_drain(&self, drain: Duration) {
+        self.drain.store(super::ms(drain), SeqCst);
+    }
+
     /// Has the service end.
     pub fn stop(&self) {
         self.stop.store(true, SeqCst);
@@ -182,11 +205,11 @@ impl Calls {
         out.append(&mut self.clients());
     }
 
-    /// Announces that the service thread will sleep; false if there is something to do.
-    pub(crate) fn sleep(&self) -> bool {
+    /// Announces that the service thread will sleep; false if there is something to do. `ending`: it knows that it is to stop.
+    pub(crate) fn sleep(&self, ending: bool) -> bool {
         self.sleeps.store(true, SeqCst);
         // Whoever calls after this look sees the flag.
-        let may = self.clients().is_empty() && !self.stopped() && !self.asked.load(SeqCst);
+        let may = self.clients().is_empty() && (ending || !self.stopped()) && !self.asked.load(SeqCst);
         if !may {
             self.awake();
         }

@@ -5,6 +5,7 @@
 //! clients do, not how many there are.
 
 mod calls;
+mod drain;
 mod hellos;
 mod reload;
 
@@ -16,18 +17,21 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use rds_core::attach::{Accepted, Completion, Greeting, Hello, Refusal, RefusalCode, Wakeup};
+use rds_core::attach::{Accepted, Completion, Credentials, Greeting, Hello, Refusal, RefusalCode, Wakeup};
+use rds_core::events::{self, note};
 use rds_core::info::{ConfigInfo, NodeStatus, State, Status};
 use rds_core::zerocopy::Cap;
 
 pub use self::calls::Calls;
 use self::calls::Task;
+use self::drain::Draining;
+pub use self::drain::{ClientDrain, DrainReport, NodeDrain};
 use self::hellos::Hellos;
 use crate::access::Table;
 use crate::host::Host;
 use crate::listener::Listener;
 use crate::remember::Remembered;
-use crate::session::{End, Outlet, Session, Setup, Turn};
+use crate::session::{End, Ends, Outlet, Session, Setup, Turn};
 use crate::settings::Settings;
 use crate::snapshot;
 
@@ -46,9 +50,6 @@ const ROUNDS: u32 = 8;
 const ACCEPTS: usize = 16;
 /// How long accepting waits when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// How often, while the nodes shut down, somebody is looked for who asks how it goes.
-const LOOK: Duration = Duration::from_millis(10);
 
 const LISTENER: Token = Token(0);
 const CALLS: Token = Token(1);
@@ -95,6 +96,8 @@ pub struct Service {
     started: (SystemTime, Instant),
     /// What users may have pinned, by node and user.
     pin_caps: HashMap<(usize, u32), Weak<Cap>>,
+    /// It ends.
+    draining: Option<Draining>,
 }
 
 impl Service {
@@ -122,6 +125,7 @@ impl Service {
             LISTENER,
             Interest::READABLE,
         )?;
+        calls.set_drain(settings.drain);
         let hellos = Hellos::new(settings.max_hellos, settings.hello_timeout);
         Ok(Self {
             table: Table::new(settings.quotas),
@@ -139,6 +143,7 @@ impl Service {
             instance: fastrand::u64(1..),
             started: (SystemTime::now(), Instant::now()),
             pin_caps: HashMap::new(),
+            draining: None,
         })
     }
 
@@ -152,22 +157,13 @@ impl Service {
     ///
     /// # Errors
     /// Polling fails; nothing can be served then.
-    pub fn run(mut self) -> io::Result<()> {
+    pub fn run(mut self) -> io::Result<DrainReport> {
         let mut events = Events::with_capacity(256);
         let mut called = Vec::new();
         let mut rounds = 0;
         while !self.calls.stopped() {
             self.answer(None);
-            self.calls.take(&mut called);
-            for id in called.drain(..) {
-                self.heat(id);
-            }
-            let mut idle = true;
-            for _ in 0..self.hot.len() {
-                if let Some(id) = self.hot.pop_front() {
-                    idle &= self.serve(id);
-                }
-            }
+            let idle = self.round(&mut called);
             if self.hosts.iter().any(|host| host.paused_until().is_some()) {
                 self.resume(Instant::now())?;
             }
@@ -180,7 +176,8 @@ impl Service {
                 continue;
             }
             rounds = 0;
-            let timeout = if sleeps && self.calls.sleep() { self.timeout() } else { Some(Duration::ZERO) };
+            let timeout =
+                if sleeps && self.calls.sleep(false) { self.timeout() } else { Some(Duration::ZERO) };
             let polled = self.poll.poll(&mut events, timeout);
             self.calls.awake();
             match polled {
@@ -193,11 +190,26 @@ impl Service {
             self.expire();
         }
         let failed = self.calls.failed();
-        self.stop(if failed { State::Failed } else { State::Draining });
+        let report = self.stop(if failed { State::Failed } else { State::Draining });
         if failed {
             return Err(io::Error::other("a node has stopped by itself; what was wrong is in the log"));
         }
-        Ok(())
+        Ok(report)
+    }
+
+    /// Gives each client that is hot its turn; whether there was nothing to do.
+    fn round(&mut self, called: &mut Vec<u64>) -> bool {
+        self.calls.take(called);
+        for id in called.drain(..) {
+            self.heat(id);
+        }
+        let mut idle = true;
+        for _ in 0..self.hot.len() {
+            if let Some(id) = self.hot.pop_front() {
+                idle &= self.serve(id);
+            }
+        }
+        idle
     }
 
     /// How long it may sleep.
@@ -233,7 +245,8 @@ impl Service {
         let now = Instant::now();
         for (id, greeting) in self.hellos.expired(now) {
             let text = "no hello came in time";
-            tracing::info!(client = id, who = ?greeting.credentials(), "refused: {text}");
+            let Credentials { pid, uid, .. } = *greeting.credentials();
+            note!(AttachRefused, client = id, pid, uid, reason = text, "refused");
             self.deregister(&greeting);
             greeting.refuse(&Refusal::new(RefusalCode::TimedOut, text));
         }
@@ -284,8 +297,10 @@ impl Service {
                     continue;
                 }
                 Err(e) => {
-                    tracing::warn!(
-                        "a program cannot attach now: {e}; raise the limit of open files (ulimit -n)"
+                    note!(
+                        AttachFailed,
+                        error = %e,
+                        "a program cannot attach now; raise the limit of open files (ulimit -n)"
                     );
                     self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
@@ -294,7 +309,7 @@ impl Service {
             let greeting = match Greeting::new(socket) {
                 Ok(greeting) => greeting,
                 Err(e) => {
-                    tracing::info!("a program that connected cannot be asked who it is: {e}");
+                    note!(AttachRefused, reason = %e, "a program that connected cannot be asked who it is");
                     continue;
                 }
             };
@@ -302,7 +317,7 @@ impl Service {
             if !self.settings.attach.allows(&who) {
                 let text =
                     format!("user {} may not attach: see --allow-uid and --allow-gid of the daemon", who.uid);
-                tracing::info!(%who, "refused: {text}");
+                note!(AttachRefused, pid = who.pid, uid = who.uid, reason = text, "refused");
                 greeting.refuse(&Refusal::new(RefusalCode::NotAllowed, text));
                 continue;
             }
@@ -314,12 +329,13 @@ impl Service {
                 Interest::READABLE,
             );
             if let Err(e) = registered {
-                tracing::warn!(%who, "a program cannot attach: {e}");
+                note!(AttachFailed, client = id, pid = who.pid, uid = who.uid, error = %e, "a program cannot attach");
                 continue;
             }
             if let Some(other) = self.hellos.add(id, greeting) {
                 let text = "too many programs are attaching at the same time: try again";
-                tracing::info!(who = ?other.credentials(), "refused: {text}");
+                let Credentials { pid, uid, .. } = *other.credentials();
+                note!(AttachRefused, pid, uid, reason = text, "refused");
                 self.deregister(&other);
                 other.refuse(&Refusal::new(RefusalCode::Quota, text));
             }
@@ -343,7 +359,8 @@ impl Service {
             }
             Err(e) => {
                 if let Some(greeting) = self.hellos.take(id) {
-                    tracing::info!(client = id, who = ?greeting.credentials(), "refused: {e}");
+                    let Credentials { pid, uid, .. } = *greeting.credentials();
+                    note!(AttachRefused, client = id, pid, uid, reason = %e, "refused");
                     self.deregister(&greeting);
                 }
             }
@@ -352,10 +369,11 @@ impl Service {
 
     fn welcome(&mut self, id: u64, greeting: Greeting, hello: &Hello) {
         let who = snapshot::who(greeting.credentials());
+        let (pid, uid, program) = (who.pid, who.uid, &hello.program);
         let admitted = match self.admit(id, &who, hello) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                tracing::info!(client = id, %who, program = hello.program, "refused: {refusal}");
+                note!(AttachRefused, client = id, pid, uid, program, reason = %refusal, "refused");
                 greeting.refuse(&refusal);
                 return;
             }
@@ -363,7 +381,7 @@ impl Service {
         let accepted = match greeting.welcome(&admitted.welcome) {
             Ok(accepted) => accepted,
             Err(e) => {
-                tracing::warn!(client = id, %who, program = hello.program, "cannot be served: {e}");
+                note!(AttachFailed, client = id, pid, uid, program, error = %e, "cannot be served");
                 return;
             }
         };
@@ -381,7 +399,7 @@ impl Service {
             );
         }
         if let Err(e) = registered {
-            tracing::warn!(client = id, %who, "cannot be served: {e}");
+            note!(AttachFailed, client = id, pid, uid, program, error = %e, "cannot be served");
             return;
         }
         let outlet = Outlet::new(id, channel.producer, receive, self.calls());
@@ -400,7 +418,7 @@ impl Service {
             arena: submitted,
             outlet,
         };
-        tracing::debug!(client = id, who = %setup.who, program = setup.program, address = %host.address(), stream, "attached");
+        note!(Attached, client = id, pid, uid, program, address = %host.address(), stream, "attached");
         let client = Attached {
             session: Session::new(setup),
             host: admitted.host,
@@ -470,10 +488,13 @@ impl Service {
         for task in self.calls.tasks() {
             match task {
                 Task::Status(tell) => tell(self.status(state)),
+                // Who has given up waiting needs nothing.
+                Task::Pulse(to) => _ = to.send(()),
                 // Who ends changes nothing any more: the answer's end says so.
                 Task::Reload(..) if state.is_some() => {}
                 Task::Reload(settings, to) => {
                     self.reload(*settings);
+                    self.calls.set_drain(self.settings.drain);
                     let _ = to.send(());
                 }
             }
@@ -490,22 +511,26 @@ impl Service {
         status.state = state.unwrap_or(if paused { State::Starting } else { State::Ready });
         status.socket.clone_from(&self.settings.socket);
         status.config = self.calls.config();
+        status.events = events::times().map(|(event, times)| (event.name().to_owned(), times)).collect();
+        status.suppressed_log_lines = events::left_out();
         status.zero_copy_send = Some(self.settings.zero_copy_send);
         status.nodes = (0..self.hosts.len()).map(|host| self.node_status(host, false)).collect();
         status
     }
 
     fn end(&mut self, id: u64, why: &End) {
-        let Some(client) = self.clients.remove(&id) else { return };
-        let (who, program) = (client.session.who(), client.session.program());
+        let Some(mut client) = self.clients.remove(&id) else { return };
+        let (waited, late) = if self.draining.is_some() { client.session.give_up() } else { (0, 0) };
+        let (pid, uid, program) =
+            (client.session.who().pid, client.session.who().uid, client.session.program());
         let code = match why {
             End::Gone | End::Io(_) => {
-                tracing::debug!(client = id, %who, program, "detached: {why}");
+                note!(Detached, client = id, pid, uid, program, reason = %why, "detached");
                 None
             }
             End::Shutdown => Some(RefusalCode::ShuttingDown),
             _ => {
-                tracing::warn!(client = id, %who, program, "ended: {why}");
+                note!(ClientEnded, client = id, pid, uid, program, reason = %why, "ended");
                 Some(RefusalCode::Malformed)
             }
         };
@@ -519,47 +544,27 @@ impl Service {
         if let Some(wakeup) = &client.wakeup {
             self.deregister(&**wakeup);
         }
-        client.session.end(&mut self.hosts[client.host]);
-    }
-
-    // ---- the end ----------------------------------------------------------------------------------------------------
-
-    fn stop(&mut self, state: State) {
-        // The programs will be back.
-        self.remembered.freeze();
-        // It goes last: until then nobody else has its socket and notes.
-        let listener = self.listener.take();
-        if let Some(listener) = &listener {
-            let _ = self.poll.registry().deregister(&mut SourceFd(&listener.socket().as_raw_fd()));
-        }
-        // What was submitted before counts as sent.
-        for client in self.clients.values_mut() {
-            client.gone = Some(LAST_RECORDS);
-            while let Ok(Next::Again) = serve(client, &mut self.hosts, Duration::ZERO) {}
-        }
-        let drain = self.settings.drain;
-        std::thread::scope(|scope| {
-            let shutting = self.hosts.iter().map(|host| {
-                let engine = host.engine.clone();
-                scope.spawn(move || {
-                    let report = engine.shutdown(drain);
-                    tracing::info!(address = %engine.address(), undelivered = report.undelivered, "the node is shut down");
-                })
-            });
-            let shutting: Vec<_> = shutting.collect();
-            while shutting.iter().any(|thread| !thread.is_finished()) {
-                self.answer(Some(state));
-                std::thread::sleep(LOOK);
-            }
+        let outlet = Arc::clone(client.session.outlet());
+        let lost = self.draining.is_some().then(|| ClientDrain {
+            session: id,
+            pid: client.session.who().pid,
+            uid: client.session.who().uid,
+            program: program.to_owned(),
+            address: self.hosts[client.host].address(),
+            ends: Ends::default(),
+            waited,
+            late,
+            // What nobody is there to take is nobody's loss.
+            untaken: if code.is_some() { outlet.held_messages() } else { 0 },
         });
-        for id in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.end(id, &End::Shutdown);
+        client.session.end(&mut self.hosts[client.host]);
+        if let (Some(draining), Some(lost)) = (&mut self.draining, lost) {
+            draining.left(client.host, lost, outlet.ends());
         }
-        drop(listener);
     }
 }
 
-fn ms(duration: Duration) -> u64 {
+pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rds_core::attach::{Sharing, Status};
+use rds_core::events::note;
 use rds_core::proto::BindError;
 use rds_core::zerocopy::Mode;
 
@@ -32,6 +33,8 @@ pub(super) enum Request {
 impl Rest {
     pub(super) fn request(&mut self, host: &mut Host, request: Request) {
         match request {
+            // It is asked of the next daemon again.
+            Request::Bind { .. } if self.draining => {}
             Request::Bind { request, socket, port, sharing, send_buffer, receive_buffer } => {
                 match self.bind(host, socket, port, sharing, send_buffer, receive_buffer) {
                     Ok((port, send, receive)) => {
@@ -41,7 +44,7 @@ impl Rest {
                         self.outlet.reply(request, Status::Ok, port.into(), &granted);
                     }
                     Err((status, why)) => {
-                        tracing::debug!(client = self.id, port, "bind refused: {why}");
+                        note!(BindRefused, client = self.id, port, reason = %why, "bind refused");
                         self.outlet.reply(request, status, 0, why.as_bytes());
                     }
                 }
@@ -105,6 +108,7 @@ impl Rest {
                     member,
                     mode: None,
                     waiting: Waiting::default(),
+                    late: Vec::new(),
                     told: Default::default(),
                     lingers: false,
                     releases: Arc::new(Releases { outlet: Arc::clone(&self.outlet), socket: number }),
@@ -134,6 +138,7 @@ impl Rest {
         if !drain {
             socket.cancel_waiting(None);
         }
+        socket.cancel_late(None);
         let send_buffer = socket.send_buffer.amount();
         let lingers = !socket.waiting.is_empty();
         host.leave(Arc::clone(&socket.bound), socket.member, send_buffer, drain, lingers);

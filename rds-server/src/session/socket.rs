@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rds_core::buffer::{Chunk, OnRelease, Terms};
 use rds_core::engine::Batch;
+use rds_core::events::note;
 use rds_core::proto::{Outcome, Payload, SendError};
 use rds_core::zerocopy::{Mode, Share};
 
@@ -50,6 +51,8 @@ pub(super) struct Socket {
     pub(super) mode: Option<Mode>,
     /// Sends that wait for a congested port.
     pub(super) waiting: Waiting,
+    /// Sends that came when the daemon was ending already. They are never sent, and end as cancelled.
+    pub(super) late: Vec<(SocketAddr, Send)>,
     /// Destinations that the client takes for congested.
     pub(super) told: HashSet<SocketAddr>,
     /// Closed by the client, but what it sent still waits.
@@ -135,7 +138,7 @@ impl Socket {
 
     /// Ends a send that the node will not have.
     fn refuse(&self, send: &Send, to: SocketAddr, error: SendError) {
-        tracing::debug!(socket = %self.bound.local, %to, "a message of a client was refused: {error}");
+        note!(MessageRefused, socket = %self.bound.local, peer = %to, reason = %error, "a message was refused");
         self.end(send);
     }
 
@@ -181,6 +184,13 @@ impl Socket {
         let sends = self.waiting.remove(to);
         sends.iter().for_each(|send| self.end(send));
         sends.len()
+    }
+
+    /// The same of what came too late.
+    pub(super) fn cancel_late(&mut self, to: Option<SocketAddr>) -> usize {
+        let late: Vec<_> = self.late.extract_if(.., |(its, _)| to.is_none_or(|to| to == *its)).collect();
+        late.iter().for_each(|(_, send)| self.end(send));
+        late.len()
     }
 
     /// Destinations, this one or all, for which something waits.
