@@ -1,7 +1,7 @@
 //! What other threads want of the service thread.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -36,10 +36,17 @@ pub struct Calls {
     asked: AtomicBool,
     tasks: Mutex<Vec<Task>>,
     config: Mutex<ConfigInfo>,
+    /// How long ending may take, in ms.
+    pub(super) drain: AtomicU64,
 }
 
 impl Calls {
-    pub(crate) fn new(registry: &Registry, token: Token, config: ConfigInfo) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(
+        registry: &Registry,
+        token: Token,
+        config: ConfigInfo,
+        drain: Duration,
+    ) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             waker: Waker::new(registry, token)?,
             sleeps: AtomicBool::new(false),
@@ -49,6 +56,7 @@ impl Calls {
             asked: AtomicBool::new(false),
             tasks: Mutex::default(),
             config: Mutex::new(config),
+            drain: AtomicU64::new(super::ms(drain)),
         }))
     }
 
@@ -101,6 +109,12 @@ impl Calls {
             config.loaded_ms = super::since_1970(SystemTime::now());
         }
         config.last_error = error;
+    }
+
+    /// How long the daemon, when it ends, delivers what is queued.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.drain.load(Relaxed))
     }
 
     /// Where the configuration is from.

@@ -116,7 +116,7 @@ impl Service {
         let mut config = ConfigInfo::default();
         config.file.clone_from(&settings.file);
         config.loaded_ms = since_1970(SystemTime::now());
-        let calls = Calls::new(poll.registry(), CALLS, config)?;
+        let calls = Calls::new(poll.registry(), CALLS, config, settings.drain)?;
         poll.registry().register(
             &mut SourceFd(&listener.socket().as_raw_fd()),
             LISTENER,
