@@ -1,7 +1,7 @@
 //! What other threads want of the service thread.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -31,32 +31,27 @@ pub struct Calls {
     sleeps: AtomicBool,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// How long it may take to end, in milliseconds.
+    drain: AtomicU64,
     clients: Mutex<Vec<u64>>,
     /// Whether there are tasks, so that the lock is not taken to find none.
     asked: AtomicBool,
     tasks: Mutex<Vec<Task>>,
     config: Mutex<ConfigInfo>,
-    /// How long ending may take, in ms.
-    pub(super) drain: AtomicU64,
 }
 
 impl Calls {
-    pub(crate) fn new(
-        registry: &Registry,
-        token: Token,
-        config: ConfigInfo,
-        drain: Duration,
-    ) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(registry: &Registry, token: Token, config: ConfigInfo) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             waker: Waker::new(registry, token)?,
             sleeps: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            drain: AtomicU64::new(0),
             clients: Mutex::default(),
             asked: AtomicBool::new(false),
             tasks: Mutex::default(),
             config: Mutex::new(config),
-            drain: AtomicU64::new(super::ms(drain)),
         }))
     }
 
@@ -111,12 +106,6 @@ impl Calls {
         config.last_error = error;
     }
 
-    /// How long the daemon, when it ends, delivers what is queued.
-    #[must_use]
-    pub fn drain(&self) -> Duration {
-        Duration::from_millis(self.drain.load(Relaxed))
-    }
-
     /// Where the configuration is from.
     #[must_use]
     pub fn config(&self) -> ConfigInfo {
@@ -143,6 +132,16 @@ impl Calls {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         self.asked.store(false, SeqCst);
         std::mem::take(&mut tasks)
+    }
+
+    /// How long it may take to end, once it is told to.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.drain.load(SeqCst))
+    }
+
+    pub(crate) fn set_drain(&self, drain: Duration) {
+        self.drain.store(super::ms(drain), SeqCst);
     }
 
     /// Has the service end.

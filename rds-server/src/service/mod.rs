@@ -116,12 +116,13 @@ impl Service {
         let mut config = ConfigInfo::default();
         config.file.clone_from(&settings.file);
         config.loaded_ms = since_1970(SystemTime::now());
-        let calls = Calls::new(poll.registry(), CALLS, config, settings.drain)?;
+        let calls = Calls::new(poll.registry(), CALLS, config)?;
         poll.registry().register(
             &mut SourceFd(&listener.socket().as_raw_fd()),
             LISTENER,
             Interest::READABLE,
         )?;
+        calls.set_drain(settings.drain);
         let hellos = Hellos::new(settings.max_hellos, settings.hello_timeout);
         Ok(Self {
             table: Table::new(settings.quotas),
@@ -475,6 +476,7 @@ impl Service {
                 Task::Reload(..) if state.is_some() => {}
                 Task::Reload(settings, to) => {
                     self.reload(*settings);
+                    self.calls.set_drain(self.settings.drain);
                     let _ = to.send(());
                 }
             }

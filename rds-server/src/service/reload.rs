@@ -1,8 +1,6 @@
 //! Other settings, between two turns of the service thread.
 
-use std::sync::atomic::Ordering::Relaxed;
-
-use super::{Service, ms};
+use super::Service;
 use crate::access::Rules;
 use crate::settings::Settings;
 
@@ -13,7 +11,6 @@ impl Service {
         let old = std::mem::replace(&mut self.settings, settings);
         let new = &self.settings;
         self.table.set_quotas(new.quotas);
-        self.calls.drain.store(ms(new.drain), Relaxed);
         for host in &self.hosts {
             if new.peers != old.peers {
                 host.engine.set_peers(new.peers.clone());
