@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(allowed(Event::AttachRefused, later, 10), [flood, 0]);
         assert_eq!(events.left_out.load(Relaxed), flood + 8);
         // A clock that stands still or goes back gives nothing.
-        assert_eq!(allowed(Event::AttachRefused, now, 1), []);
+        assert!(allowed(Event::AttachRefused, now, 1).is_empty());
     }
 
     #[test]

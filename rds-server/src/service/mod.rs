@@ -23,7 +23,7 @@ use rds_core::info::{ConfigInfo, NodeStatus, State, Status};
 use rds_core::zerocopy::Cap;
 
 pub use self::calls::Calls;
-use self::calls::Task;
+pub(crate) use self::calls::Task;
 use self::drain::Draining;
 pub use self::drain::{ClientDrain, DrainReport, NodeDrain};
 use self::hellos::Hellos;
