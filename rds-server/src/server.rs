@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,11 +10,12 @@ use rds_core::engine::{Engine, OpenError};
 
 use crate::doctor::{Machine, holder, holder::Holder};
 use crate::host::Host;
-use crate::life::Note;
+use crate::life::{AdminSocket, Inherited, Note};
 use crate::listener::{ListenError, Listener};
+use crate::observe::admin::{self, Admin, AdminError};
 use crate::remember::Remembered;
 use crate::service::{Calls, DrainReport, Service};
-use crate::settings::Settings;
+use crate::settings::{AdminAddress, Settings};
 
 /// Why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +40,9 @@ pub enum StartError {
     /// Programs could not attach.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The admin pages could not be served.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
     /// Anything else.
     #[error("cannot start the thread that serves clients: {0}")]
     Thread(#[from] io::Error),
@@ -52,6 +55,7 @@ pub struct Server {
     thread: Option<JoinHandle<io::Result<DrainReport>>>,
     engines: Vec<Engine>,
     socket: PathBuf,
+    admin: Option<Admin>,
 }
 
 impl Server {
@@ -60,14 +64,14 @@ impl Server {
     /// # Errors
     /// [`StartError`].
     pub fn start(settings: Settings) -> Result<Self, StartError> {
-        Self::start_with(settings, None)
+        Self::start_with(settings, Inherited::default())
     }
 
-    /// The same, with a socket for programs that listens already, instead of the one that the settings name.
+    /// The same, with sockets that listen already, instead of those that the settings name.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start_with(mut settings: Settings, socket: Option<UnixListener>) -> Result<Self, StartError> {
+    pub fn start_with(mut settings: Settings, inherited: Inherited) -> Result<Self, StartError> {
         if settings.addresses.is_empty() {
             return Err(StartError::NoAddress);
         }
@@ -78,12 +82,19 @@ impl Server {
         }
         // First: who is told that another daemon is there need not be told of its ports.
         let note = Note::of_this(&settings.addresses);
-        let listener = match socket {
+        let listener = match inherited.programs {
             Some(socket) => Listener::inherit(socket, &note)?,
             None => Listener::bind(&settings.socket, settings.mode, settings.owner, settings.group, &note)?,
         };
         listener.path().clone_into(&mut settings.socket);
         let socket = settings.socket.clone();
+        let admin = match inherited.admin {
+            Some(AdminSocket::Unix(socket)) => Some(admin::Open::unix(socket)?),
+            Some(AdminSocket::Tcp(socket)) => Some(admin::Open::tcp(socket)?),
+            None => {
+                settings.admin.as_ref().map(|address| admin::Open::bind(address, &settings)).transpose()?
+            }
+        };
         let mut engines = Vec::new();
         for &address in &settings.addresses {
             let engine = Engine::open_paused(settings.options(address));
@@ -98,13 +109,22 @@ impl Server {
         let calls = service.calls();
         let thread =
             std::thread::Builder::new().name("rds service".to_owned()).spawn(move || service.run())?;
-        Ok(Self { calls, thread: Some(thread), engines, socket })
+        let mut server = Self { calls, thread: Some(thread), engines, socket, admin: None };
+        // If it cannot be, what was started ends with this.
+        server.admin = admin.map(|open| Admin::serve(open, server.calls())).transpose()?;
+        Ok(server)
     }
 
     /// Where programs attach.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Where the admin pages are served, with the port that they got; `None` if they are not.
+    #[must_use]
+    pub fn admin(&self) -> Option<&AdminAddress> {
+        self.admin.as_ref().map(Admin::address)
     }
 
     /// The nodes, in the order of the addresses.
@@ -141,7 +161,10 @@ impl Server {
     }
 
     fn wait(&mut self) -> io::Result<DrainReport> {
-        match self.thread.take().map(JoinHandle::join) {
+        let ended = self.thread.take().map(JoinHandle::join);
+        // The pages show the drain to its end.
+        self.admin = None;
+        match ended {
             // It has been waited for.
             None => Ok(DrainReport::default()),
             Some(Ok(result)) => result,

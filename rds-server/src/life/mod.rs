@@ -43,7 +43,7 @@ pub fn run(settings: Settings, reload: Reload) -> ExitCode {
         Err(error) => return failed(&format!("cannot catch SIGTERM, SIGINT and SIGHUP: {error}")),
     };
     let addresses = settings.addresses.clone();
-    let server = match Server::start_with(settings, inherited.programs) {
+    let server = match Server::start_with(settings, inherited) {
         Ok(server) => server,
         Err(error) => return failed(&error),
     };
