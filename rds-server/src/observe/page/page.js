@@ -3,7 +3,7 @@
 import { GUARANTEE, History, NONE, REASON, bytes, clock, count, micros, ofSocket, parse, percent, programName, short, span, sum, tame, text, yes } from "./data.js";
 import { Table, arrange, make, plain, setAttribute, setText, show, showFacts, showRows, value } from "./table.js";
 import { Chart } from "./chart.js";
-import { headline, judge, peerState, summary } from "./verdict.js";
+import { headline, judge, peerState, summary, waiting } from "./verdict.js";
 
 const $ = (id) => document.getElementById(id);
 const history = new History();
@@ -127,12 +127,6 @@ function peersOf() {
     const best = rtts.length ? peer.connections.findIndex((lane) => lane.rtt_us === Math.min(...rtts)) : -1;
     return { key: `${node.address} ${peer.address}`, name: `peer ${peer.address}`, at: `nodes.${n}.peers.${p}`, node, peer, state, rate, best, waiting: waiting(peer), tone: state.tone === "bad" ? "trouble wrong" : state.tone === "warn" ? "trouble" : undefined };
   }));
-}
-
-/** Messages that wait on a peer's lanes; null where the daemon does not say. */
-function waiting(peer) {
-  const known = peer.connections.filter((lane) => typeof lane.queued === "number");
-  return known.length ? sum(known, (lane) => lane.queued + (lane.unacknowledged ?? 0)) : null;
 }
 
 /** In one word, how payloads go in one direction. */
