@@ -172,7 +172,7 @@ const peers = new Table($("peers"), {
       ["Delivered means", plain(GUARANTEE[peer.delivery]?.[1] ?? NONE)],
       ["Last reason", V(`${at}.last_reason`, text)],
     ]);
-    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Bytes of this connection", "Resent", "Waiting", "Next sent", "Next received"],
+    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Bytes so far", "Resent", "Waiting", "Next sent", "Next received"],
       peer.connections.map((lane, c) => laneRow(it, lane, `${at}.connections.${c}`)));
     const ways = peer.connections.flatMap((lane, c) => decisions(lane, `${at}.connections.${c}`));
     const zero = showRows(room, `Zero copy with ${peer.address}`, ["Lane", "Way", "Payloads", "Why", "Mode", "Sizes", "Without a copy"], ways);
