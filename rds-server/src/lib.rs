@@ -1,6 +1,6 @@
 //! The broker daemon: owns a host's RDS addresses, and serves every local program as the kernel's module would.
 //!
-//! * [`settings`], [`cli`]: what it is to do.
+//! * [`settings`], [`config`], [`cli`]: what it is to do, and where that is said.
 //! * [`access`]: who may do what, and how much.
 //! * [`broker`]: ports with several members.
 //! * [`session`]: one attached client.
@@ -15,6 +15,7 @@
 pub mod access;
 pub mod broker;
 pub mod cli;
+pub mod config;
 pub mod doctor;
 pub mod host;
 pub mod life;

@@ -1,7 +1,9 @@
 //! What the daemon is to do.
 
-use std::net::IpAddr;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use rds_core::engine::{Options, RDS_TCP_PORT};
@@ -65,6 +67,101 @@ pub struct Settings {
     pub peers: PeerFilter,
     /// How long the daemon, when it ends, delivers what is queued. Default 5 s.
     pub drain: Duration,
+    /// What is logged, and how.
+    pub log: Log,
+    /// Where the admin pages are served. Default nowhere.
+    pub admin: Option<AdminAddress>,
+    /// The file that these were read from, to be shown in the status.
+    pub file: Option<PathBuf>,
+}
+
+/// What is logged, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// Least important lines that are logged: `error`, `warn`, `info`, `debug` or `trace`. Default info.
+    pub level: String,
+    /// How a line looks. Default text.
+    pub format: LogFormat,
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { level: "info".to_owned(), format: LogFormat::Text }
+    }
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogFormat {
+    /// As in the configuration.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err("give text or json".to_owned()),
+        }
+    }
+}
+
+/// Where the admin pages are served: they have no password, so only programs of this host may come to them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminAddress {
+    /// At a loopback address; every user of this host can read them.
+    Tcp(SocketAddr),
+    /// At a Unix socket, for whoever may open it.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for AdminAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for AdminAddress {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        if let Some(path) = s.strip_prefix("unix:") {
+            return match path.len() {
+                0 => Err("give the path behind unix:, as unix:/run/rds/admin.sock".to_owned()),
+                108.. => Err("the path is too long for a socket: give one of less than 108 bytes".to_owned()),
+                _ => Ok(Self::Unix(path.into())),
+            };
+        }
+        let address: SocketAddr =
+            s.parse().map_err(|_| "give ADDRESS:PORT, as 127.0.0.1:9385, or unix:PATH".to_owned())?;
+        if !address.ip().is_loopback() {
+            return Err(format!(
+                "{} is no loopback address, and the pages have no password: give 127.0.0.1, [::1] or unix:PATH",
+                address.ip()
+            ));
+        }
+        Ok(Self::Tcp(address))
+    }
 }
 
 impl Settings {
@@ -112,6 +209,9 @@ impl Settings {
             receive_budget: 1 << 30,
             peers: PeerFilter::default(),
             drain: Duration::from_secs(5),
+            log: Log::default(),
+            admin: None,
+            file: None,
         }
     }
 

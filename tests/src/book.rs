@@ -4,5 +4,7 @@
 mod readme {}
 #[doc = include_str!("../../docs/quick-start.md")]
 mod quick_start {}
+#[doc = include_str!("../../docs/async.md")]
+mod asynchronous {}
 #[doc = include_str!("../../docs/api.md")]
 mod api {}

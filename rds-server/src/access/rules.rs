@@ -61,6 +61,21 @@ impl Rule {
     }
 }
 
+/// As it is written.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.allow { "allow" } else { "deny" })?;
+        self.uid.iter().try_for_each(|uid| write!(f, ",uid={uid}"))?;
+        self.gid.iter().try_for_each(|gid| write!(f, ",gid={gid}"))?;
+        match (*self.ports.start(), *self.ports.end()) {
+            (0, u16::MAX) => {}
+            (first, last) if first == last => write!(f, ",port={first}")?,
+            (first, last) => write!(f, ",port={first}-{last}")?,
+        }
+        self.address.iter().try_for_each(|net| write!(f, ",address={net}"))
+    }
+}
+
 /// A rule that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

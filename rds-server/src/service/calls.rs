@@ -2,18 +2,22 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use mio::{Registry, Token, Waker};
-use rds_core::info::Status;
+use rds_core::info::{ConfigInfo, Status};
+
+use crate::settings::Settings;
 
 /// Something for which another thread waits, or nobody any more.
 #[derive(Debug)]
 pub(crate) enum Task {
     /// How the daemon is.
     Status(SyncSender<Status>),
+    /// Other settings from now on.
+    Reload(Box<Settings>, SyncSender<()>),
 }
 
 /// Most tasks that wait at a time: who asks for more gets nothing.
@@ -31,10 +35,11 @@ pub struct Calls {
     /// Whether there are tasks, so that the lock is not taken to find none.
     asked: AtomicBool,
     tasks: Mutex<Vec<Task>>,
+    config: Mutex<ConfigInfo>,
 }
 
 impl Calls {
-    pub(crate) fn new(registry: &Registry, token: Token) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(registry: &Registry, token: Token, config: ConfigInfo) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             waker: Waker::new(registry, token)?,
             sleeps: AtomicBool::new(false),
@@ -43,6 +48,7 @@ impl Calls {
             clients: Mutex::default(),
             asked: AtomicBool::new(false),
             tasks: Mutex::default(),
+            config: Mutex::new(config),
         }))
     }
 
@@ -62,6 +68,45 @@ impl Calls {
     pub fn status(&self, timeout: Duration) -> Option<Status> {
         let (to, answer) = sync_channel(1);
         self.ask(Task::Status(to)).then(|| answer.recv_timeout(timeout).ok())?
+    }
+
+    /// Has the daemon use these settings from now on, as far as they can be changed while it runs: the service thread changes over between two
+    /// of its turns. No message is touched by that, and programs keep what they have. Blocks up to `timeout`.
+    ///
+    /// # Errors
+    /// The service thread has not answered then, or has ended: why, for people. It may still change over.
+    pub fn reload(&self, settings: Settings, timeout: Duration) -> Result<(), String> {
+        let (to, done) = sync_channel(1);
+        if self.stopped() {
+            return Err("the daemon is ending".to_owned());
+        }
+        if !self.ask(Task::Reload(settings.into(), to)) {
+            return Err("the daemon has too much to do already: try again".to_owned());
+        }
+        done.recv_timeout(timeout).map_err(|error| match error {
+            RecvTimeoutError::Disconnected => "the daemon is ending".to_owned(),
+            RecvTimeoutError::Timeout => {
+                format!("the service thread has not answered for {} s", timeout.as_secs())
+            }
+        })
+    }
+
+    /// The configuration was read again; or could not be, for this reason.
+    pub fn configured(&self, error: Option<String>) {
+        let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        if error.is_some() {
+            config.failed_reloads += 1;
+        } else {
+            config.reloads += 1;
+            config.loaded_ms = super::since_1970(SystemTime::now());
+        }
+        config.last_error = error;
+    }
+
+    /// Where the configuration is from.
+    #[must_use]
+    pub fn config(&self) -> ConfigInfo {
+        self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn ask(&self, task: Task) -> bool {

@@ -6,6 +6,7 @@
 
 mod calls;
 mod hellos;
+mod reload;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
 use rds_core::attach::{Accepted, Completion, Greeting, Hello, Refusal, RefusalCode, Wakeup};
-use rds_core::info::{NodeStatus, State, Status};
+use rds_core::info::{ConfigInfo, NodeStatus, State, Status};
 use rds_core::zerocopy::Cap;
 
 pub use self::calls::Calls;
@@ -112,7 +113,10 @@ impl Service {
             remembered.renew();
         }
         let poll = Poll::new()?;
-        let calls = Calls::new(poll.registry(), CALLS)?;
+        let mut config = ConfigInfo::default();
+        config.file.clone_from(&settings.file);
+        config.loaded_ms = since_1970(SystemTime::now());
+        let calls = Calls::new(poll.registry(), CALLS, config)?;
         poll.registry().register(
             &mut SourceFd(&listener.socket().as_raw_fd()),
             LISTENER,
@@ -467,6 +471,12 @@ impl Service {
             match task {
                 // Who has given up waiting needs nothing.
                 Task::Status(to) => _ = to.send(self.status(state)),
+                // Who ends changes nothing any more: the answer's end says so.
+                Task::Reload(..) if state.is_some() => {}
+                Task::Reload(settings, to) => {
+                    self.reload(*settings);
+                    let _ = to.send(());
+                }
             }
         }
     }
@@ -480,6 +490,7 @@ impl Service {
         status.at_ms = since_1970(SystemTime::now());
         status.state = state.unwrap_or(if paused { State::Starting } else { State::Ready });
         status.socket.clone_from(&self.settings.socket);
+        status.config = self.calls.config();
         status.zero_copy_send = Some(self.settings.zero_copy_send);
         status.nodes = (0..self.hosts.len()).map(|host| self.node_status(host, false)).collect();
         status
