@@ -497,6 +497,7 @@ function go(id) {
 $("pause").addEventListener("click", pause);
 $("theme").addEventListener("click", nextTheme);
 $("keys").addEventListener("click", () => $("help").showModal());
+$("close").addEventListener("click", () => $("help").close());
 $("filter").addEventListener("input", () => status && render());
 $("sections").addEventListener("click", (event) => {
   const id = event.target.closest("a")?.hash.slice(1);
