@@ -12,6 +12,7 @@ use crate::backend::Backend;
 use crate::clock::{Gate, Phase, Schedule};
 use crate::control;
 use crate::error::{Failure, failure};
+use crate::lives::Watch;
 use crate::out::{Out, line};
 use crate::perfdata::Perfdata;
 use crate::processes::{Crew, Processes};
@@ -221,13 +222,15 @@ struct Moment {
 impl<B: Backend> Parent<'_, '_, B> {
     fn run(&mut self, released: Instant, control: &TcpStream) -> Summary {
         let out = self.out;
+        let peer = self.session.peer;
+        let mut watch = Watch::new(peer, self.backend.lives(Some(peer)));
         let begun = self.warm_up(released);
         let before = self.backend.mark();
         let begin = self.moment();
         let mut percents = Vec::new();
         if begun {
             self.advance(Phase::Measuring);
-            self.measure(begin, &mut percents);
+            self.measure(begin, &mut percents, &mut watch);
         }
         let end = self.moment();
         // While there are connections to tell about.
@@ -271,6 +274,7 @@ impl<B: Backend> Parent<'_, '_, B> {
             if self.local.histogram {
                 summary.rtt.print_histogram(out);
             }
+            summary.failure = watch.verdict().map(Failure::new);
         }
         summary
     }
@@ -293,7 +297,7 @@ impl<B: Backend> Parent<'_, '_, B> {
     }
 
     /// A line a second, to the end of the time or an earlier end.
-    fn measure(&mut self, begin: Moment, percents: &mut Vec<f64>) {
+    fn measure(&mut self, begin: Moment, percents: &mut Vec<f64>, watch: &mut Watch) {
         let session = self.session;
         let abort = (self.local.abort_after > 0)
             .then(|| begin.at + Duration::from_secs(self.local.abort_after.into()));
@@ -329,6 +333,15 @@ impl<B: Backend> Parent<'_, '_, B> {
                 line!(self.out, "{}{zero_copy}", table::interval(running, &counts, elapsed, percent));
             }
             last = now;
+            // What went out may have gone nowhere.
+            let moved = counts.rx + counts.acked > 0;
+            let asked = watch.wants(moved).then_some(session.peer);
+            if let Some(line) = watch.look(moved, self.backend.lives(asked)) {
+                line!(Out::Stderr, "rds-stress: {line}");
+            }
+            if watch.is_hopeless() {
+                return;
+            }
             if session.run_time != 0 && second >= session.run_time.into() {
                 return;
             }

@@ -24,13 +24,29 @@ pub fn rds_server() -> &'static PathBuf {
     &programs()[1]
 }
 
-/// Both by one command: each by itself would build what they share with other features, once more.
-fn programs() -> &'static [PathBuf; 2] {
-    static PROGRAMS: OnceLock<[PathBuf; 2]> = OnceLock::new();
+/// Where `rds-info` is; builds it first, once a process.
+///
+/// # Panics
+/// If it does not build.
+pub fn rds_info() -> &'static PathBuf {
+    &programs()[2]
+}
+
+/// Where `rds-ping` is; builds it first, once a process.
+///
+/// # Panics
+/// If it does not build.
+pub fn rds_ping() -> &'static PathBuf {
+    &programs()[3]
+}
+
+/// All by one command: each by itself would build what they share with other features, once more.
+fn programs() -> &'static [PathBuf; 4] {
+    static PROGRAMS: OnceLock<[PathBuf; 4]> = OnceLock::new();
     PROGRAMS.get_or_init(|| {
-        let names = ["rds-stress", "rds-server"];
+        let names = ["rds-stress", "rds-server", "rds-info", "rds-ping"];
         let mut build = cargo(names[0], names[0]);
-        build.args(["--package", names[1], "--bin", names[1]]);
+        build.args(["--package", names[1], "--bin", names[1], "--bin", names[2], "--bin", names[3]]);
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }

@@ -13,6 +13,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Failure;
+use crate::lives::Lives;
 use crate::out::Out;
 use crate::roles::Settings;
 use crate::session::{Role, Session};
@@ -125,6 +126,12 @@ pub trait Backend: Sized + Send + Sync {
 
     /// What zero copy did since.
     fn zero_copy(&self, modes: Modes, since: &Self::Mark) -> ZeroCopy;
+
+    /// Which lives its daemon and the node of the other side have, if that can be told. With `peer` it may ask the daemon, and wait for the answer.
+    fn lives(&self, peer: Option<IpAddr>) -> Option<Lives> {
+        let _ = peer;
+        None
+    }
 
     /// What to look at if nothing comes back.
     fn silence(&self, session: &Session, settings: &Settings) -> String;

@@ -11,6 +11,7 @@ use rds_client::{
 use super::{Backend, Choice, Incoming, Port, Refused, Want, broken, warn_of_buffers};
 use crate::control;
 use crate::error::{Failure, failure};
+use crate::lives::Lives;
 use crate::out::Out;
 use crate::outbox::Outbox;
 use crate::roles::{Lanes, Settings};
@@ -107,6 +108,18 @@ impl Backend for Rds {
 
     fn zero_copy(&self, modes: Modes, since: &Snapshot) -> ZeroCopy {
         ZeroCopy::new(modes, since, &self.node.snapshot())
+    }
+
+    fn lives(&self, peer: Option<IpAddr>) -> Option<Lives> {
+        let attachment = self.node.attachment();
+        let attached = attachment.is_none_or(|attachment| attachment.attached);
+        let generation = |peer| self.node.snapshot().peers.iter().find(|p| p.address == peer)?.generation;
+        Some(Lives {
+            attached,
+            restarts: attachment.map_or(0, |attachment| attachment.reattachments),
+            unknown: attachment.map_or(0, |attachment| attachment.unknown),
+            peer: peer.filter(|_| attached).and_then(generation),
+        })
     }
 
     fn silence(&self, session: &Session, settings: &Settings) -> String {
