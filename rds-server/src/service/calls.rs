@@ -11,11 +11,13 @@ use rds_core::info::{ConfigInfo, Status};
 
 use crate::settings::Settings;
 
+/// What is done with a status.
+pub(crate) type Tell = Box<dyn FnOnce(Status) + Send>;
+
 /// Something for which another thread waits, or nobody any more.
-#[derive(Debug)]
 pub(crate) enum Task {
     /// How the daemon is.
-    Status(SyncSender<Status>),
+    Status(Tell),
     /// Other settings from now on.
     Reload(Box<Settings>, SyncSender<()>),
 }
@@ -36,6 +38,15 @@ pub struct Calls {
     asked: AtomicBool,
     tasks: Mutex<Vec<Task>>,
     config: Mutex<ConfigInfo>,
+}
+
+impl std::fmt::Debug for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Status(_) => "Status",
+            Self::Reload(..) => "Reload",
+        })
+    }
 }
 
 impl Calls {
@@ -67,7 +78,14 @@ impl Calls {
     #[must_use]
     pub fn status(&self, timeout: Duration) -> Option<Status> {
         let (to, answer) = sync_channel(1);
-        self.ask(Task::Status(to)).then(|| answer.recv_timeout(timeout).ok())?
+        // Who has given up waiting needs nothing.
+        self.ask_status(move |status| _ = to.send(status)).then(|| answer.recv_timeout(timeout).ok())?
+    }
+
+    /// The same for who does something else meanwhile: `tell` is called on the service thread, or dropped where it does not answer any more. False
+    /// if too much waits for it already.
+    pub(crate) fn ask_status(&self, tell: impl FnOnce(Status) + Send + 'static) -> bool {
+        self.ask(Task::Status(Box::new(tell)))
     }
 
     /// Has the daemon use these settings from now on, as far as they can be changed while it runs: the service thread changes over between two

@@ -469,8 +469,7 @@ impl Service {
     fn answer(&mut self, state: Option<State>) {
         for task in self.calls.tasks() {
             match task {
-                // Who has given up waiting needs nothing.
-                Task::Status(to) => _ = to.send(self.status(state)),
+                Task::Status(tell) => tell(self.status(state)),
                 // Who ends changes nothing any more: the answer's end says so.
                 Task::Reload(..) if state.is_some() => {}
                 Task::Reload(settings, to) => {
