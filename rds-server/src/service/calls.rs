@@ -1,7 +1,7 @@
 //! What other threads want of the service thread.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -33,6 +33,8 @@ pub struct Calls {
     sleeps: AtomicBool,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// How long it may take to end, in milliseconds.
+    drain: AtomicU64,
     clients: Mutex<Vec<u64>>,
     /// Whether there are tasks, so that the lock is not taken to find none.
     asked: AtomicBool,
@@ -56,6 +58,7 @@ impl Calls {
             sleeps: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            drain: AtomicU64::new(0),
             clients: Mutex::default(),
             asked: AtomicBool::new(false),
             tasks: Mutex::default(),
@@ -147,6 +150,16 @@ impl Calls {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         self.asked.store(false, SeqCst);
         std::mem::take(&mut tasks)
+    }
+
+    /// How long it may take to end, once it is told to.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.drain.load(SeqCst))
+    }
+
+    pub(crate) fn set_drain(&self, drain: Duration) {
+        self.drain.store(super::ms(drain), SeqCst);
     }
 
     /// Has the service end.

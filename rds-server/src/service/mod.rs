@@ -122,6 +122,7 @@ impl Service {
             LISTENER,
             Interest::READABLE,
         )?;
+        calls.set_drain(settings.drain);
         let hellos = Hellos::new(settings.max_hellos, settings.hello_timeout);
         Ok(Self {
             table: Table::new(settings.quotas),
@@ -474,6 +475,7 @@ impl Service {
                 Task::Reload(..) if state.is_some() => {}
                 Task::Reload(settings, to) => {
                     self.reload(*settings);
+                    self.calls.set_drain(self.settings.drain);
                     let _ = to.send(());
                 }
             }
