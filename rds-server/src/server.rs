@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,7 +10,7 @@ use rds_core::engine::{Engine, OpenError};
 
 use crate::doctor::{Machine, holder, holder::Holder};
 use crate::host::Host;
-use crate::life::{AdminSocket, Note};
+use crate::life::{AdminSocket, Inherited, Note};
 use crate::listener::{ListenError, Listener};
 use crate::observe::admin::{self, Admin, AdminError};
 use crate::remember::Remembered;
@@ -55,8 +54,8 @@ pub struct Server {
     calls: Arc<Calls>,
     thread: Option<JoinHandle<io::Result<DrainReport>>>,
     engines: Vec<Engine>,
-    admin: Option<Admin>,
     socket: PathBuf,
+    admin: Option<Admin>,
 }
 
 impl Server {
@@ -65,18 +64,14 @@ impl Server {
     /// # Errors
     /// [`StartError`].
     pub fn start(settings: Settings) -> Result<Self, StartError> {
-        Self::start_with(settings, None, None)
+        Self::start_with(settings, Inherited::default())
     }
 
-    /// The same, with a socket for programs, or one for the admin pages, that listens already, instead of the one that the settings name.
+    /// The same, with sockets that listen already, instead of those that the settings name.
     ///
     /// # Errors
     /// [`StartError`].
-    pub fn start_with(
-        mut settings: Settings,
-        socket: Option<UnixListener>,
-        admin: Option<AdminSocket>,
-    ) -> Result<Self, StartError> {
+    pub fn start_with(mut settings: Settings, inherited: Inherited) -> Result<Self, StartError> {
         if settings.addresses.is_empty() {
             return Err(StartError::NoAddress);
         }
@@ -87,16 +82,18 @@ impl Server {
         }
         // First: who is told that another daemon is there need not be told of its ports.
         let note = Note::of_this(&settings.addresses);
-        let listener = match socket {
+        let listener = match inherited.programs {
             Some(socket) => Listener::inherit(socket, &note)?,
             None => Listener::bind(&settings.socket, settings.mode, settings.owner, settings.group, &note)?,
         };
         listener.path().clone_into(&mut settings.socket);
         let socket = settings.socket.clone();
-        let admin = match (admin, &settings.admin) {
-            (Some(socket), _) => Some(admin::Open::inherit(socket)?),
-            (None, Some(address)) => Some(admin::Open::bind(address, &settings, &note)?),
-            (None, None) => None,
+        let admin = match inherited.admin {
+            Some(AdminSocket::Unix(socket)) => Some(admin::Open::unix(socket)?),
+            Some(AdminSocket::Tcp(socket)) => Some(admin::Open::tcp(socket)?),
+            None => {
+                settings.admin.as_ref().map(|address| admin::Open::bind(address, &settings)).transpose()?
+            }
         };
         let mut engines = Vec::new();
         for &address in &settings.addresses {
@@ -112,22 +109,22 @@ impl Server {
         let calls = service.calls();
         let thread =
             std::thread::Builder::new().name("rds service".to_owned()).spawn(move || service.run())?;
-        let mut server = Self { calls, thread: Some(thread), engines, admin: None, socket };
+        let mut server = Self { calls, thread: Some(thread), engines, socket, admin: None };
         // If it cannot be, what was started ends with this.
         server.admin = admin.map(|open| Admin::serve(open, server.calls())).transpose()?;
         Ok(server)
-    }
-
-    /// Where the admin pages are served, with the port that they got; `None` if they are not.
-    #[must_use]
-    pub fn admin(&self) -> Option<&AdminAddress> {
-        self.admin.as_ref().map(Admin::address)
     }
 
     /// Where programs attach.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Where the admin pages are served, with the port that they got; `None` if they are not.
+    #[must_use]
+    pub fn admin(&self) -> Option<&AdminAddress> {
+        self.admin.as_ref().map(Admin::address)
     }
 
     /// The nodes, in the order of the addresses.

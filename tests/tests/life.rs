@@ -216,7 +216,7 @@ fn a_second_signal_ends_it_at_once_and_says_what_is_left() {
     let scratch = Scratch::new("life-second");
     for (first, second) in [(Signal::SIGTERM, Signal::SIGTERM), (Signal::SIGINT, Signal::SIGTERM)] {
         // Longer than this test lasts.
-        let mut daemon = plan(&scratch, address(75, 1)).with("drain", 100_000).start();
+        let mut daemon = plan(&scratch, address(75, 1)).with("drain", 10_000).start();
         let node = daemon.attach();
         let socket = node.bind(5).expect("a free port");
         send(&socket, 3, SocketAddr::new(address(75, 2).into(), 6));

@@ -43,15 +43,12 @@ pub fn run(settings: Settings, reload: Reload) -> ExitCode {
         Err(error) => return failed(&format!("cannot catch SIGTERM, SIGINT and SIGHUP: {error}")),
     };
     let addresses = settings.addresses.clone();
-    let server = match Server::start_with(settings, inherited.programs, inherited.admin) {
+    let server = match Server::start_with(settings, inherited) {
         Ok(server) => server,
         Err(error) => return failed(&error),
     };
     for engine in server.engines() {
         tracing::info!(address = %engine.address(), listen = %engine.listen_addr(), "a node is open");
-    }
-    if let Some(admin) = server.admin() {
-        tracing::info!(%admin, "the admin pages are served");
     }
     let socket = server.socket();
     tracing::info!(nodes = addresses.len(), socket = %socket.display(), "serving");

@@ -60,6 +60,12 @@ impl Note {
         let mut tail = vec![0; usize::try_from(len.min(LINE)).unwrap_or(0)];
         let from = len - tail.len() as u64;
         file.read_exact_at(&mut tail, from)?;
+        // Where there are no other lines, older notes make way.
+        let notes =
+            from == 0 && tail.split_inclusive(|byte| *byte == b'\n').all(|line| line.starts_with(b"#"));
+        if notes {
+            tail.clear();
+        }
         let whole = tail.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last as u64 + 1);
         file.set_len(from + whole)?;
         file.write_all_at(self.line().as_bytes(), from + whole)
@@ -183,6 +189,17 @@ mod tests {
         let read = file.read_at(&mut text, 0).unwrap();
         let text = String::from_utf8_lossy(&text[..read]);
         assert!(text.contains("+ 10.0.0.1 80 exclusive\n# pid"), "half a line is gone: {text}");
+    }
+
+    #[test]
+    fn a_file_of_notes_alone_does_not_grow() {
+        let file = tempfile::tempfile().unwrap();
+        let note = Note::of_this(&["10.0.0.1".parse().unwrap()]);
+        for _ in 0..3 {
+            note.append(&file).unwrap();
+        }
+        assert_eq!(file.metadata().unwrap().len(), note.line().len() as u64);
+        assert_eq!(Note::read(&file), Some(note));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::pages;
-use crate::life::{AdminSocket, Note};
+use crate::life::Note;
 use crate::listener::{ListenError, Listener};
 use crate::service::Calls;
 use crate::settings::{AdminAddress, Settings};
@@ -89,46 +89,51 @@ pub struct Open {
 }
 
 impl Open {
-    /// Listens where the settings say. `note` tells another daemon who is here.
+    /// Listens where the settings say.
     ///
     /// # Errors
     /// [`AdminError`].
-    pub fn bind(address: &AdminAddress, settings: &Settings, note: &Note) -> Result<Self, AdminError> {
+    pub fn bind(address: &AdminAddress, settings: &Settings) -> Result<Self, AdminError> {
         match address {
             AdminAddress::Tcp(at) => {
                 let fail = |source| AdminError::Bind { address: address.clone(), source };
                 Self::tcp(TcpListener::bind(at).map_err(fail)?)
             }
             AdminAddress::Unix(path) => {
-                let file = Listener::bind(path, MODE, settings.owner, settings.group, note)?;
+                let file = Listener::bind(
+                    path,
+                    MODE,
+                    settings.owner,
+                    settings.group,
+                    &Note::of_this(&settings.addresses),
+                )?;
                 let socket = file.socket().try_clone()?;
                 Ok(Self { socket: Socket::Unix(socket, Some(file)), address: address.clone() })
             }
         }
     }
 
-    /// One that listens already; its file, if it has one, is somebody else's.
+    /// A TCP socket that listens already.
     ///
     /// # Errors
     /// It listens to other hosts.
-    pub fn inherit(socket: AdminSocket) -> Result<Self, AdminError> {
-        match socket {
-            AdminSocket::Tcp(socket) => Self::tcp(socket),
-            AdminSocket::Unix(socket) => {
-                socket.set_nonblocking(true)?;
-                let path = socket.local_addr()?.as_pathname().map(Into::into).unwrap_or_default();
-                Ok(Self { socket: Socket::Unix(socket, None), address: AdminAddress::Unix(path) })
-            }
-        }
-    }
-
-    fn tcp(socket: TcpListener) -> Result<Self, AdminError> {
+    pub fn tcp(socket: TcpListener) -> Result<Self, AdminError> {
         let at = socket.local_addr()?;
         if !at.ip().is_loopback() {
             return Err(AdminError::NotLoopback(at));
         }
         socket.set_nonblocking(true)?;
         Ok(Self { socket: Socket::Tcp(socket), address: AdminAddress::Tcp(at) })
+    }
+
+    /// A Unix socket that listens already, whose file is somebody else's.
+    ///
+    /// # Errors
+    /// The system does not let it be used.
+    pub fn unix(socket: UnixListener) -> Result<Self, AdminError> {
+        socket.set_nonblocking(true)?;
+        let path = socket.local_addr()?.as_pathname().map(Into::into);
+        Ok(Self { socket: Socket::Unix(socket, None), address: AdminAddress::Unix(path.unwrap_or_default()) })
     }
 }
 
