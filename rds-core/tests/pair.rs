@@ -497,3 +497,92 @@ fn cancelling_under_cuts_loses_and_repeats_nothing_else() {
         assert!(snapshot.sockets.iter().all(|s| s.send_queued == 0), "seed {seed}");
     }
 }
+
+/// Lists that refuse what the other side has.
+fn refuse(inbound: &[&str], outbound: &[&str]) -> PeerFilter {
+    let rules =
+        |nets: &[&str]| PeerRules::new(Vec::new(), nets.iter().map(|net| net.parse().unwrap()).collect());
+    PeerFilter::new(rules(inbound), rules(outbound))
+}
+
+#[test]
+fn a_peer_that_is_refused_from_now_on_loses_its_connection_and_what_waits_for_it_is_cancelled() {
+    let mut p = Pair::new();
+    let (a, b) = (p.bind(0, 4000), p.bind(1, 4001));
+    p.send(0, a, 4001, b"before").unwrap();
+    p.send(1, b, 4000, b"back").unwrap();
+    p.run();
+    let to = SocketAddr::new(Pair::address(1), 4001);
+    for (number, len) in [(1, 8), (2, 40_000)] {
+        let s = &mut p.sides[0];
+        s.node.send(a, to, Payload::Copy(&vec![7; len]), Some(Token(number)), &mut s.inbox).unwrap();
+    }
+    p.sides[0].node.set_peers(p.now, refuse(&[], &["10.0.0.2/32"]));
+    assert!(p.sides[0].node.is_drained());
+    assert_eq!(p.send(0, a, 4001, b"refused"), Err(SendError::NotAllowed));
+    p.pass(Duration::from_secs(5));
+    let events = &p.sides[0].events;
+    let cancelled = |e: &&Action| matches!(e, Action::Completed { outcome: Outcome::Cancelled, .. });
+    assert_eq!(events.iter().filter(cancelled).count(), 2, "{events:?}");
+    let refused = |e: &Action| matches!(e, Action::Close { reason: DropReason::NotAllowed, .. });
+    assert_eq!(events.iter().filter(|e| refused(e)).count(), 1);
+    assert!(events.iter().any(|e| matches!(e, Action::PeerDown { .. })), "{events:?}");
+    // The other side goes on trying; and is heard again as soon as it may be.
+    p.send(1, b, 4000, b"meanwhile").unwrap();
+    p.pass(Duration::from_secs(5));
+    assert_eq!(p.take(0, a), [b"back"]);
+    p.sides[0].node.set_peers(p.now, PeerFilter::default());
+    p.send(0, a, 4001, b"after").unwrap();
+    p.pass(Duration::from_secs(5));
+    assert_eq!(p.take(0, a), [b"meanwhile"]);
+    assert_eq!(p.take(1, b), [&b"before"[..], b"after"]);
+}
+
+#[test]
+fn what_waits_for_a_peer_that_may_not_come_in_any_more_arrives_once_it_may_again() {
+    let mut p = Pair::new();
+    let (a, b) = (p.bind(0, 4000), p.bind(1, 4001));
+    p.send(0, a, 4001, b"0").unwrap();
+    p.run();
+    // The larger one is connected to; what it says of who comes in counts.
+    p.sides[1].node.set_peers(p.now, refuse(&["10.0.0.1/32"], &[]));
+    for text in [b"1", b"2", b"3"] {
+        p.send(0, a, 4001, text).unwrap();
+        p.pass(Duration::from_secs(1));
+    }
+    p.send(1, b, 4000, b"x").unwrap();
+    p.pass(Duration::from_secs(5));
+    assert_eq!((p.take(1, b), p.take(0, a).len()), (vec![b"0".to_vec()], 0));
+    assert!(p.count(1, Counter::ConnRefused) > 0);
+    p.sides[1].node.set_peers(p.now, PeerFilter::default());
+    p.pass(Duration::from_secs(5));
+    assert_eq!(p.take(1, b), [b"1", b"2", b"3"]);
+    assert_eq!(p.take(0, a), [b"x"]);
+}
+
+#[test]
+fn other_lists_leave_a_peer_alone_that_is_still_allowed_and_let_go_who_waits_for_one_that_is_not() {
+    let mut p = Pair::new();
+    let (a, b) = (p.bind(0, 4000), p.bind(1, 4001));
+    p.send(0, a, 4001, b"0").unwrap();
+    p.run();
+    // The smaller one connects: who may come in to it does not concern the connection that it made.
+    p.sides[0].node.set_peers(p.now, refuse(&["10.0.0.2/32", "10.9.0.0/16"], &["10.9.0.0/16"]));
+    p.sides[1].node.set_peers(p.now, refuse(&["10.9.0.0/16"], &["10.0.0.1/32"]));
+    p.send(0, a, 4001, b"1").unwrap();
+    p.pass(Duration::from_secs(1));
+    assert_eq!((p.count(0, Counter::ConnReset), p.count(1, Counter::ConnReset)), (0, 0));
+    assert_eq!(p.take(1, b), [b"0", b"1"]);
+    assert_eq!(p.send(1, b, 4000, b"refused"), Err(SendError::NotAllowed));
+    // Who waits for a port of a peer would wait for ever.
+    p.sides[1].node.set_receive_buffer(b, 1);
+    p.send(0, a, 4001, b"fills").unwrap();
+    p.run();
+    let to = SocketAddr::new(Pair::address(1), 4001);
+    assert!(p.sides[0].node.watch_congestion(a, to), "it is congested");
+    p.sides[0].events.clear();
+    p.sides[0].node.set_peers(p.now, refuse(&[], &["10.0.0.2/32"]));
+    p.run();
+    let told = |e: &Action| matches!(e, Action::Uncongested { destination, .. } if *destination == to);
+    assert!(p.sides[0].events.iter().any(told), "{:?}", p.sides[0].events);
+}

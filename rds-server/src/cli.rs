@@ -23,6 +23,9 @@ const EXAMPLES: &str = "Examples:\n  \
     Exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or go on, 2 after a wrong command line or configuration. RUST_LOG chooses other \
     log lines than --log does.";
 
+const DOCTOR: &str =
+    "Look at what keeps this host from serving RDS, or from serving it well, and say what to do about it";
+
 const CONFIGURATION: &str = "Configuration";
 
 /// What is to be done.
@@ -87,11 +90,11 @@ impl CommandFactory for Cli {
                     .long("print-config")
                     .action(ArgAction::SetTrue)
                     .help_heading(CONFIGURATION)
-                    .help("Print the configuration that counts, each key with where its value is from, and end"),
+                    .help(
+                        "Print the configuration that counts, each key with where its value is from, and end",
+                    ),
             )
-            .subcommand(doctor::Args::augment_args(
-                Command::new("doctor").about("Look at what keeps this host from serving RDS, or from serving it well, and say what to do about it"),
-            ));
+            .subcommand(doctor::Args::augment_args(Command::new("doctor")).about(DOCTOR));
         command.args(Key::all().iter().map(option))
     }
 

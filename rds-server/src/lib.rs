@@ -9,6 +9,7 @@
 //! * [`service`]: the thread that serves all clients.
 //! * [`server`]: the whole, as a value.
 //! * [`life`]: the whole, as a process: signals, systemd, the end.
+//! * [`observe`]: what it shows of itself: admin pages, metrics, events.
 //! * [`doctor`]: what of a host keeps it from working well.
 //!
 //! Documented for its users in docs/daemon.md.
@@ -20,6 +21,7 @@ pub mod doctor;
 pub mod host;
 pub mod life;
 pub mod listener;
+pub mod observe;
 pub mod remember;
 pub mod server;
 pub mod service;

@@ -9,9 +9,10 @@ use rds_core::engine::{Engine, OpenError};
 
 use crate::host::Host;
 use crate::listener::{ListenError, Listener};
+use crate::observe::admin::{self, Admin, AdminError};
 use crate::remember::Remembered;
 use crate::service::{Calls, Service};
-use crate::settings::Settings;
+use crate::settings::{AdminAddress, Settings};
 
 /// Why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +35,9 @@ pub enum StartError {
     /// Programs could not attach.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The admin pages could not be served.
+    #[error(transparent)]
+    Admin(#[from] AdminError),
     /// Anything else.
     #[error("cannot start the thread that serves clients: {0}")]
     Thread(#[from] io::Error),
@@ -45,6 +49,7 @@ pub struct Server {
     calls: Arc<Calls>,
     thread: Option<JoinHandle<io::Result<()>>>,
     engines: Vec<Engine>,
+    admin: Option<Admin>,
 }
 
 impl Server {
@@ -63,6 +68,8 @@ impl Server {
         }
         // First: who is told that another daemon is there need not be told of its ports.
         let listener = Listener::bind(&settings.socket, settings.mode, settings.owner, settings.group)?;
+        let admin =
+            settings.admin.as_ref().map(|address| admin::Open::bind(address, &settings)).transpose()?;
         let mut engines = Vec::new();
         for &address in &settings.addresses {
             let engine = Engine::open_paused(settings.options(address));
@@ -77,7 +84,16 @@ impl Server {
         let calls = service.calls();
         let thread =
             std::thread::Builder::new().name("rds service".to_owned()).spawn(move || service.run())?;
-        Ok(Self { calls, thread: Some(thread), engines })
+        let mut server = Self { calls, thread: Some(thread), engines, admin: None };
+        // If it cannot be, what was started ends with this.
+        server.admin = admin.map(|open| Admin::serve(open, server.calls())).transpose()?;
+        Ok(server)
+    }
+
+    /// Where the admin pages are served, with the port that they got; `None` if they are not.
+    #[must_use]
+    pub fn admin(&self) -> Option<&AdminAddress> {
+        self.admin.as_ref().map(Admin::address)
     }
 
     /// The nodes, in the order of the addresses.
@@ -114,7 +130,10 @@ impl Server {
     }
 
     fn wait(&mut self) -> io::Result<()> {
-        match self.thread.take().map(JoinHandle::join) {
+        let ended = self.thread.take().map(JoinHandle::join);
+        // The pages show the drain to its end.
+        self.admin = None;
+        match ended {
             None => Ok(()),
             Some(Ok(result)) => result,
             // It was reported where it happened.

@@ -156,6 +156,21 @@ impl Daemon {
         crate::ledger::process::resident(self.id()).unwrap_or_else(|e| panic!("{e}\n{}", self.log()))
     }
 
+    /// Has it read its configuration again (SIGHUP), and waits until it has. Returns what it logged meanwhile; the last line of it begins
+    /// with `SIGHUP: ` behind its time and level, and says what came of it.
+    ///
+    /// # Panics
+    /// It dies.
+    #[track_caller]
+    pub fn reload(&mut self) -> String {
+        let before = self.log();
+        let lines = |log: &str| log.lines().filter(|line| line.contains("SIGHUP: ")).count();
+        let said = lines(&before);
+        kill(Pid::from_raw(self.id().cast_signed()), Signal::SIGHUP).expect("it is our child");
+        self.until("it says what came of SIGHUP", |daemon| lines(&daemon.log()) > said);
+        self.log().split_off(before.len())
+    }
+
     /// What it has written to standard error.
     #[must_use]
     pub fn log(&self) -> String {

@@ -19,7 +19,7 @@ use super::wait::Waits;
 use super::{OpenError, Options, ShutdownReport, Socket, tcp};
 use crate::buffer::PoolBuffer;
 use crate::info::Snapshot;
-use crate::proto::{BindError, Node};
+use crate::proto::{BindError, Node, PeerFilter};
 use crate::zerocopy::{Mode, Share};
 
 /// How long the last handle that goes drains the node.
@@ -160,6 +160,23 @@ impl Engine {
         let (send, receive) = shared.pins.modes(peer);
         shared.maps.set_mode(peer, receive);
         shared.core().links().filter(|link| link.peer == peer).for_each(|link| link.set_mode(send));
+    }
+
+    /// Has other lists of peers from now on, as if the node had been opened with them ([`Config::peers`](crate::proto::Config::peers)).
+    /// Connections of peers that are refused now are closed, messages to them end as cancelled. Nobody else's are touched.
+    pub fn set_peers(&self, peers: PeerFilter) {
+        let shared = self.shared();
+        let mut core = shared.core();
+        core.node.set_peers(shared.now(), peers);
+        shared.settle(core);
+    }
+
+    /// Sets whether large payloads are sent without a copy where neither socket nor peer say otherwise. Messages that begin from now on are
+    /// sent so; what concerns segments comes with the next connection.
+    pub fn set_zero_copy_send(&self, mode: Mode) {
+        let shared = self.shared();
+        shared.pins.set_send_mode(mode);
+        shared.core().links().for_each(|link| link.set_mode(shared.pins.modes(link.peer).0));
     }
 
     /// Messages that were sent and have not ended. Does not block.

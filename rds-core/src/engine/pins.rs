@@ -33,6 +33,13 @@ pub(crate) struct PathModes {
     pub(crate) receive: Option<Mode>,
 }
 
+/// Modes of all paths.
+struct Paths {
+    /// How is sent where a path does not say.
+    send: Mode,
+    own: HashMap<IpAddr, PathModes>,
+}
+
 /// Threads and tasks that wait for room in a budget, of all nodes that share it.
 #[derive(Default)]
 struct Waiting {
@@ -48,7 +55,7 @@ pub(crate) struct Pins {
     pub(crate) gauge: Arc<Gauge>,
     limits: MemoryLimits,
     origin: Instant,
-    paths: Mutex<HashMap<IpAddr, PathModes>>,
+    paths: Mutex<Paths>,
     /// Which addresses are this host's.
     local: Mutex<HashMap<IpAddr, bool>>,
     warned: Mutex<Option<Instant>>,
@@ -87,7 +94,7 @@ impl Pins {
             gauge: Arc::default(),
             limits,
             origin,
-            paths: Mutex::default(),
+            paths: Mutex::new(Paths { send: settings.send, own: HashMap::new() }),
             local: Mutex::default(),
             warned: Mutex::default(),
             past: Mutex::default(),
@@ -161,17 +168,22 @@ impl Pins {
 
     /// Modes towards a peer: send, receive.
     pub(crate) fn modes(&self, peer: IpAddr) -> (Mode, Mode) {
-        let own = lock(&self.paths).get(&peer).copied().unwrap_or_default();
-        (own.send.unwrap_or(self.settings.send), own.receive.unwrap_or(self.settings.receive))
+        let paths = lock(&self.paths);
+        let own = paths.own.get(&peer).copied().unwrap_or_default();
+        (own.send.unwrap_or(paths.send), own.receive.unwrap_or(self.settings.receive))
     }
 
     pub(crate) fn set_modes(&self, peer: IpAddr, modes: PathModes) {
         let mut paths = lock(&self.paths);
         if modes.send.is_none() && modes.receive.is_none() {
-            paths.remove(&peer);
+            paths.own.remove(&peer);
         } else {
-            paths.insert(peer, modes);
+            paths.own.insert(peer, modes);
         }
+    }
+
+    pub(crate) fn set_send_mode(&self, mode: Mode) {
+        lock(&self.paths).send = mode;
     }
 
     pub(crate) fn path(&self, peer: IpAddr) -> PathSettings {

@@ -86,15 +86,13 @@ impl Engine {
     #[must_use]
     pub fn pin_share(&self, limit: Option<u64>) -> Arc<Share> {
         let pins = &self.shared().pins;
-        let pages = limit.map_or(u64::MAX, |bytes| bytes / crate::sys::limits::page_size() as u64);
-        Arc::new(Share::with_limit(&pins.budget, pages))
+        Arc::new(Share::with_limit(&pins.budget, pages(limit)))
     }
 
     /// As [`Engine::pin_share`], which together with all others within `cap` holds no more than that.
     #[must_use]
     pub fn pin_share_within(&self, limit: Option<u64>, cap: &Arc<Cap>) -> Arc<Share> {
-        let pages = limit.map_or(u64::MAX, |bytes| bytes / crate::sys::limits::page_size() as u64);
-        Arc::new(Share::with_limit(&self.shared().pins.budget, pages).within(cap))
+        Arc::new(Share::with_limit(&self.shared().pins.budget, pages(limit)).within(cap))
     }
 
     /// What a part holds now, and the most that it may, in bytes as the kernel counts them; `None`: what the node may.
@@ -108,7 +106,20 @@ impl Engine {
     /// them; `None`: what the node may.
     #[must_use]
     pub fn pin_cap(&self, limit: Option<u64>) -> Arc<Cap> {
-        Cap::new(limit.map_or(u64::MAX, |bytes| bytes / crate::sys::limits::page_size() as u64))
+        Cap::new(pages(limit))
+    }
+
+    /// Gives a part of what may be pinned another limit, in bytes as the kernel counts them; `None`: what is fair. What it has beyond a lower one it
+    /// keeps until the kernel lets it go.
+    pub fn set_pin_share(&self, share: &Share, limit: Option<u64>) {
+        share.set_limit(pages(limit));
+        self.shared().pins.wake();
+    }
+
+    /// The same, of several parts together.
+    pub fn set_pin_cap(&self, cap: &Cap, limit: Option<u64>) {
+        cap.set_limit(pages(limit));
+        self.shared().pins.wake();
     }
 
     /// Bytes that the kernel may have pinned for the node; `None` without a limit.
@@ -236,4 +247,9 @@ impl Batch<'_> {
         let id = self.id(port);
         self.core.node.set_receive_buffer(id, bytes);
     }
+}
+
+/// Whole pages of a limit in bytes.
+fn pages(limit: Option<u64>) -> u64 {
+    limit.map_or(u64::MAX, |bytes| bytes / crate::sys::limits::page_size() as u64)
 }

@@ -8,12 +8,12 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $variant:ident = $name:literal,)+) => {
+    ($($(#[doc = $help:literal])+ $variant:ident = $name:literal,)+) => {
         /// One counter. The names are the kernel's where the kernel has one.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Counter {
-            $($(#[$doc])* $variant,)+
+            $($(#[doc = $help])+ $variant,)+
         }
 
         impl Counter {
@@ -24,6 +24,12 @@ macro_rules! counters {
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Counter::$variant => $name,)+ }
+            }
+
+            /// What it counts, in a line.
+            #[must_use]
+            pub fn help(self) -> &'static str {
+                match self { $(Counter::$variant => concat!($($help),+).trim(),)+ }
             }
         }
     };

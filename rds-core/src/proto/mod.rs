@@ -29,6 +29,7 @@ mod order;
 mod past;
 mod peer;
 mod receive;
+mod refuse;
 mod send;
 mod time;
 mod transmit;

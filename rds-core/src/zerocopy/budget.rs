@@ -227,7 +227,7 @@ pub struct Share {
     /// Most that it held at one time.
     max_used: AtomicU64,
     /// Pages that it may hold, however much room there is.
-    limit: u64,
+    limit: AtomicU64,
     /// What it may hold together with others.
     cap: Option<Arc<Cap>>,
 }
@@ -235,7 +235,7 @@ pub struct Share {
 /// Pages that several shares may hold together, within the node's budget: those of one user, say.
 #[derive(Debug)]
 pub struct Cap {
-    limit: u64,
+    limit: AtomicU64,
     used: AtomicU64,
 }
 
@@ -243,7 +243,12 @@ impl Cap {
     /// At most `limit` pages.
     #[must_use]
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
+        Arc::new(Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0) })
+    }
+
+    /// Sets the most pages from now on. What they hold beyond a lower limit they keep until they give it back.
+    pub fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Relaxed);
     }
 
     /// Pages that they hold.
@@ -253,7 +258,8 @@ impl Cap {
     }
 
     fn charge(&self, pages: u64) -> bool {
-        let add = |used: u64| used.checked_add(pages).filter(|after| *after <= self.limit);
+        let limit = self.limit.load(Relaxed);
+        let add = |used: u64| used.checked_add(pages).filter(|after| *after <= limit);
         self.used.fetch_update(Relaxed, Relaxed, add).is_ok()
     }
 }
@@ -273,7 +279,7 @@ impl Share {
             budget: Arc::clone(budget),
             state: AtomicU64::new(0),
             max_used: AtomicU64::new(0),
-            limit,
+            limit: AtomicU64::new(limit),
             cap: None,
         }
     }
@@ -281,7 +287,6 @@ impl Share {
     /// The same, which holds together with others no more than `cap` has.
     #[must_use]
     pub fn within(mut self, cap: &Arc<Cap>) -> Self {
-        self.limit = self.limit.min(cap.limit);
         self.cap = Some(Arc::clone(cap));
         self
     }
@@ -301,7 +306,18 @@ impl Share {
     /// Most pages that it may hold; `None` if only the budget limits it.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
-        (self.limit < u64::MAX).then_some(self.limit)
+        let most = self.most();
+        (most < u64::MAX).then_some(most)
+    }
+
+    /// Sets the most pages that it may hold from now on. What it holds beyond a lower limit it keeps until it gives it back.
+    pub fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Relaxed);
+    }
+
+    fn most(&self) -> u64 {
+        let cap = self.cap.as_ref().map_or(u64::MAX, |cap| cap.limit.load(Relaxed));
+        self.limit.load(Relaxed).min(cap)
     }
 
     /// Most pages that the socket held at one time.
@@ -316,7 +332,7 @@ impl Share {
     ///
     /// Nothing was charged: the message is to be copied, to wait or to fail, as [`WhenFull`] says.
     pub fn try_reserve(&self, pages: u32) -> Result<(), Full> {
-        let possible = u64::from(pages) <= self.limit;
+        let possible = u64::from(pages) <= self.most();
         let charged = possible && self.cap.as_ref().is_none_or(|cap| cap.charge(pages.into()));
         let reserved = match (possible, charged) {
             (false, _) => Err(Full::Never),
@@ -332,7 +348,7 @@ impl Share {
         match reserved {
             Ok(()) => {
                 let used = self.update(|state| state / 2 * 2 + u64::from(pages) * 2) / 2;
-                if used + u64::from(pages) > self.limit {
+                if used + u64::from(pages) > self.most() {
                     // Another thread was faster.
                     self.release(pages);
                     self.budget.count(Full::Share);
@@ -355,7 +371,7 @@ impl Share {
         let budget = &*self.budget;
         let state = self.state.load(Relaxed);
         let (used, pages64) = (state / 2, u64::from(pages));
-        if used + pages64 > self.limit {
+        if used + pages64 > self.most() {
             return Err(Full::Share);
         }
         let others = budget.sharers.load(Relaxed) - i64::from(state != 0);

@@ -97,8 +97,9 @@ pub struct OverQuota {
 
 type Usage = [u64; KINDS];
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Books {
+    quotas: Quotas,
     clients: u64,
     users: HashMap<u32, Usage>,
 }
@@ -106,7 +107,6 @@ struct Books {
 /// What everybody has.
 #[derive(Debug)]
 pub struct Table {
-    quotas: Quotas,
     books: Mutex<Books>,
 }
 
@@ -114,13 +114,18 @@ impl Table {
     /// Nobody has anything.
     #[must_use]
     pub fn new(quotas: Quotas) -> Arc<Self> {
-        Arc::new(Self { quotas, books: Mutex::default() })
+        Arc::new(Self { books: Mutex::new(Books { quotas, clients: 0, users: HashMap::new() }) })
     }
 
     /// The limits.
     #[must_use]
-    pub fn quotas(&self) -> &Quotas {
-        &self.quotas
+    pub fn quotas(&self) -> Quotas {
+        self.books().quotas
+    }
+
+    /// Has other limits from now on. Who has more than a lower one keeps it, and gets nothing more before it has less.
+    pub fn set_quotas(&self, quotas: Quotas) {
+        self.books().quotas = quotas;
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
@@ -133,11 +138,11 @@ impl Table {
     /// The user, or the daemon, has as many as may be.
     pub fn admit(self: &Arc<Self>, uid: u32) -> Result<Arc<Client>, OverQuota> {
         let mut books = self.books();
-        let (kind, limit) = (Kind::Clients, self.quotas.max_clients);
+        let (kind, limit) = (Kind::Clients, books.quotas.max_clients);
         if books.clients >= limit {
             return Err(OverQuota { kind, whom: "the daemon", limit, used: books.clients });
         }
-        let limit = self.quotas.user.clients;
+        let limit = books.quotas.user.clients;
         let used = books.users.get(&uid).map_or(0, |usage| usage[kind as usize]);
         if used >= limit {
             return Err(OverQuota { kind, whom: "a user", limit, used });
@@ -192,8 +197,8 @@ impl Client {
     }
 
     fn charge(&self, kind: Kind, want: u64, least: u64) -> Result<u64, OverQuota> {
-        let quotas = &self.table.quotas;
         let mut books = self.table.books();
+        let quotas = books.quotas;
         let mut usage = self.usage();
         let (mine, ours) = (&mut usage[kind as usize], books.users.entry(self.uid).or_default());
         let ours = &mut ours[kind as usize];
@@ -320,6 +325,25 @@ mod tests {
         drop(grant);
         assert!(table.is_empty());
         table.admit(1).unwrap();
+    }
+
+    #[test]
+    fn a_lowered_quota_takes_nothing_away_and_gives_nothing_more_until_there_is_less() {
+        let table = table(100, 1000, 2);
+        let mut quotas = table.quotas();
+        let (client, other) = (table.admit(1).unwrap(), table.admit(1).unwrap());
+        let mut grant = client.take(Kind::SendBytes, 80).unwrap();
+        (quotas.client.send_bytes, quotas.user.clients) = (50, 1);
+        table.set_quotas(quotas);
+        assert_eq!(grant.amount(), 80);
+        assert_eq!(client.take(Kind::SendBytes, 1).unwrap_err().limit, 50);
+        assert_eq!(grant.change(90, 1), 80, "it keeps what it has");
+        assert!(table.admit(1).is_err());
+        assert_eq!(grant.change(40, 1), 40);
+        assert_eq!(client.take_up_to(Kind::SendBytes, 30, 1).unwrap().amount(), 10);
+        drop((other, grant, client));
+        drop(table.admit(1).unwrap());
+        assert!(table.is_empty(), "what was given under other limits came back whole");
     }
 
     proptest! {

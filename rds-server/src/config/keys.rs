@@ -308,7 +308,6 @@ pub(super) static KEYS: &[Key] = &[
     Key {
         value: "MODE",
         help: "Send large payloads from where they lie: off, on, or auto (where it costs less)",
-        change: Change::Restart,
         set: |s, v| one(v, parsed, |mode| s.zero_copy_send = mode),
         show: |s| Shown::Text(s.zero_copy_send.to_string()),
         ..key(&DATA, "zero-copy-send", "zero-copy-send", Kind::Text)
@@ -324,7 +323,6 @@ pub(super) static KEYS: &[Key] = &[
         value: "MICROSECONDS",
         help: "Look for work that long before sleeping: spares wake-ups at the price of a processor",
         more: "In microseconds, at most a second.",
-        change: Change::Restart,
         set: |s, v| one(v, number(0, 1_000_000), |n| s.busy_poll = Duration::from_micros(n)),
         show: |s| Shown::Number(s.busy_poll.as_micros() as u64),
         ..key(&DATA, "busy-poll", "busy-poll", Kind::Number)

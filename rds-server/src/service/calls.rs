@@ -1,7 +1,7 @@
 //! What other threads want of the service thread.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -11,11 +11,13 @@ use rds_core::info::{ConfigInfo, Status};
 
 use crate::settings::Settings;
 
+/// What is done with a status.
+pub(crate) type Tell = Box<dyn FnOnce(Status) + Send>;
+
 /// Something for which another thread waits, or nobody any more.
-#[derive(Debug)]
 pub(crate) enum Task {
     /// How the daemon is.
-    Status(SyncSender<Status>),
+    Status(Tell),
     /// Other settings from now on.
     Reload(Box<Settings>, SyncSender<()>),
 }
@@ -31,11 +33,22 @@ pub struct Calls {
     sleeps: AtomicBool,
     stop: AtomicBool,
     failed: AtomicBool,
+    /// How long it may take to end, in milliseconds.
+    drain: AtomicU64,
     clients: Mutex<Vec<u64>>,
     /// Whether there are tasks, so that the lock is not taken to find none.
     asked: AtomicBool,
     tasks: Mutex<Vec<Task>>,
     config: Mutex<ConfigInfo>,
+}
+
+impl std::fmt::Debug for Task {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Status(_) => "Status",
+            Self::Reload(..) => "Reload",
+        })
+    }
 }
 
 impl Calls {
@@ -45,6 +58,7 @@ impl Calls {
             sleeps: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            drain: AtomicU64::new(0),
             clients: Mutex::default(),
             asked: AtomicBool::new(false),
             tasks: Mutex::default(),
@@ -67,7 +81,14 @@ impl Calls {
     #[must_use]
     pub fn status(&self, timeout: Duration) -> Option<Status> {
         let (to, answer) = sync_channel(1);
-        self.ask(Task::Status(to)).then(|| answer.recv_timeout(timeout).ok())?
+        // Who has given up waiting needs nothing.
+        self.ask_status(move |status| _ = to.send(status)).then(|| answer.recv_timeout(timeout).ok())?
+    }
+
+    /// The same for who does something else meanwhile: `tell` is called on the service thread, or dropped where it does not answer any more. False
+    /// if too much waits for it already.
+    pub(crate) fn ask_status(&self, tell: impl FnOnce(Status) + Send + 'static) -> bool {
+        self.ask(Task::Status(Box::new(tell)))
     }
 
     /// Has the daemon use these settings from now on, as far as they can be changed while it runs: the service thread changes over between two
@@ -129,6 +150,16 @@ impl Calls {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         self.asked.store(false, SeqCst);
         std::mem::take(&mut tasks)
+    }
+
+    /// How long it may take to end, once it is told to.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.drain.load(SeqCst))
+    }
+
+    pub(crate) fn set_drain(&self, drain: Duration) {
+        self.drain.store(super::ms(drain), SeqCst);
     }
 
     /// Has the service end.

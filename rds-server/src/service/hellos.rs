@@ -126,8 +126,7 @@ impl Service {
             Some(quota.take(Kind::Arena, arenas).map_err(over)?)
         };
         let ports = Rules::new(self.settings.rules.clone()).ports(who, address);
-        let node = self.hosts[host].engine.pin_limit();
-        let pins = self.settings.pinned_per_client.or(node.map(|limit| limit / 4));
+        let pins = self.pins_of_client(host);
         let pin_cap = self.pin_cap(host, who.uid);
         Ok(Admitted { host, welcome, quota, memory, ports, pins, pin_cap })
     }
@@ -138,9 +137,7 @@ impl Service {
         if let Some(cap) = self.pin_caps.get(&(host, uid)).and_then(Weak::upgrade) {
             return cap;
         }
-        let engine = &self.hosts[host].engine;
-        let limit = self.settings.pinned_per_user.or(engine.pin_limit().map(|limit| limit / 2));
-        let cap = engine.pin_cap(limit);
+        let cap = self.hosts[host].engine.pin_cap(self.pins_of_user(host));
         self.pin_caps.insert((host, uid), Arc::downgrade(&cap));
         cap
     }

@@ -122,6 +122,7 @@ impl Service {
             LISTENER,
             Interest::READABLE,
         )?;
+        calls.set_drain(settings.drain);
         let hellos = Hellos::new(settings.max_hellos, settings.hello_timeout);
         Ok(Self {
             table: Table::new(settings.quotas),
@@ -469,12 +470,12 @@ impl Service {
     fn answer(&mut self, state: Option<State>) {
         for task in self.calls.tasks() {
             match task {
-                // Who has given up waiting needs nothing.
-                Task::Status(to) => _ = to.send(self.status(state)),
+                Task::Status(tell) => tell(self.status(state)),
                 // Who ends changes nothing any more: the answer's end says so.
                 Task::Reload(..) if state.is_some() => {}
                 Task::Reload(settings, to) => {
                     self.reload(*settings);
+                    self.calls.set_drain(self.settings.drain);
                     let _ = to.send(());
                 }
             }

@@ -190,6 +190,11 @@ impl Session {
         &self.rest.share
     }
 
+    /// Ports that it may bind from now on; what it has bound stays so.
+    pub fn set_ports(&mut self, ports: Ports) {
+        self.rest.ports = ports;
+    }
+
     /// How long it has been attached.
     #[must_use]
     pub fn age(&self) -> Duration {

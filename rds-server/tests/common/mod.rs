@@ -54,6 +54,13 @@ impl Daemon {
         self.server = Some(server);
     }
 
+    /// Has it use other settings from now on.
+    pub(crate) fn reload(&mut self, change: impl FnOnce(&mut Settings)) {
+        change(&mut self.settings);
+        let server = self.server.as_ref().expect("it runs");
+        server.calls().reload(self.settings.clone(), LONG).unwrap_or_else(|e| panic!("{e}"));
+    }
+
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("rds.sock")
     }
