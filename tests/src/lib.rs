@@ -2,6 +2,7 @@
 
 #[cfg(doctest)]
 mod book;
+pub mod browser;
 pub mod captures;
 pub mod compare;
 pub mod copied;
@@ -13,6 +14,7 @@ pub mod ledger;
 pub mod netns;
 pub mod program;
 pub mod proxy;
+pub mod relay;
 pub mod reset;
 pub mod sim;
 pub mod skip;

@@ -9,7 +9,8 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::finding::{Finding, Status, Todo};
 use super::holder::{self, Holder};
 use super::machine::Machine;
-use crate::settings::Settings;
+use super::place;
+use crate::settings::{AdminAddress, Settings};
 
 /// What the kernel calls the daemon.
 const DAEMON: &str = "rds-server";
@@ -32,10 +33,25 @@ pub fn check(machine: &Machine, settings: &Settings) -> Vec<Finding> {
             let at = SocketAddr::new(address, settings.listen_port);
             let tried = listen(at);
             let held = tried.is_err().then(|| holder::of(machine, at));
-            findings.push(judge_port(at, tried, held, serving));
+            findings.push(judge_port("port", at, tried, held, serving));
         }
     }
     findings
+}
+
+/// Whether the admin pages could be served, if they are to be.
+#[must_use]
+pub fn admin(machine: &Machine, settings: &Settings) -> Option<Finding> {
+    const NAME: &str = "admin";
+    match settings.admin.as_ref()? {
+        AdminAddress::Unix(path) => Some(place::at(NAME, path, "--admin")),
+        AdminAddress::Tcp(at) => {
+            let tried = listen(*at);
+            let held = tried.is_err().then(|| holder::of(machine, *at));
+            let serving = UnixStream::connect(&settings.socket).is_ok();
+            Some(judge_port(NAME, *at, tried, held, serving))
+        }
+    }
 }
 
 /// As the daemon listens.
@@ -95,11 +111,16 @@ fn judge_address(address: IpAddr, tried: io::Result<()>) -> Finding {
     }
 }
 
-fn judge_port(at: SocketAddr, tried: io::Result<()>, held: Option<Holder>, serving: bool) -> Finding {
-    const NAME: &str = "port";
+fn judge_port(
+    name: &str,
+    at: SocketAddr,
+    tried: io::Result<()>,
+    held: Option<Holder>,
+    serving: bool,
+) -> Finding {
     let Err(error) = tried else {
         let found = if at.port() == 0 { format!("any of {}", at.ip()) } else { format!("{at} is free") };
-        return Finding::ok(NAME, found);
+        return Finding::ok(name, found);
     };
     match error.kind() {
         io::ErrorKind::AddrInUse => {}
@@ -111,7 +132,7 @@ fn judge_port(at: SocketAddr, tried: io::Result<()>, held: Option<Holder>, servi
             );
             return Finding::bad(
                 Status::Fail,
-                NAME,
+                name,
                 format!("{at}: {error}"),
                 "this user may not listen there: the daemon does not start",
                 todo,
@@ -123,7 +144,7 @@ fn judge_port(at: SocketAddr, tried: io::Result<()>, held: Option<Holder>, servi
             );
             return Finding::bad(
                 Status::Fail,
-                NAME,
+                name,
                 format!("{at}: {error}"),
                 "the daemon does not start",
                 todo,
@@ -136,7 +157,7 @@ fn judge_port(at: SocketAddr, tried: io::Result<()>, held: Option<Holder>, servi
     let another = "give it another address: each may have one of its own";
     let todo = match &holder {
         Holder::Process { program, pid } if program == DAEMON && serving => {
-            return Finding::ok(NAME, format!("{at} is served by the daemon that runs (pid {pid})"));
+            return Finding::ok(name, format!("{at} is served by the daemon that runs (pid {pid})"));
         }
         Holder::Process { program, pid } if program == DAEMON => Todo::new(
             format!("kill {pid}, or attach to it; {another}"),
@@ -165,7 +186,7 @@ fn judge_port(at: SocketAddr, tried: io::Result<()>, held: Option<Holder>, servi
             at.port()
         )),
     };
-    Finding::bad(Status::Fail, NAME, found, why, todo)
+    Finding::bad(Status::Fail, name, found, why, todo)
 }
 
 #[cfg(test)]
@@ -198,24 +219,25 @@ mod tests {
         let at = "10.0.0.1:16385".parse().unwrap();
         let used = || failed(nix::libc::EADDRINUSE);
         let program = |program: &str| Some(Holder::Process { pid: 7, program: program.to_owned() });
-        assert_eq!(judge_port(at, Ok(()), None, false).status, Status::Ok);
-        let finding = judge_port(at, used(), program("nginx"), true);
+        assert_eq!(judge_port("port", at, Ok(()), None, false).status, Status::Ok);
+        let finding = judge_port("port", at, used(), program("nginx"), true);
         assert_eq!(finding.status, Status::Fail);
         assert!(finding.found.contains("nginx (pid 7)"), "{finding:?}");
         assert!(finding.todo.unwrap().shell.contains("kill 7"));
-        assert_eq!(judge_port(at, used(), program(DAEMON), true).status, Status::Ok);
-        assert_eq!(judge_port(at, used(), program(DAEMON), false).status, Status::Fail);
-        let finding = judge_port(at, used(), Some(Holder::Module), false);
+        assert_eq!(judge_port("port", at, used(), program(DAEMON), true).status, Status::Ok);
+        assert_eq!(judge_port("port", at, used(), program(DAEMON), false).status, Status::Fail);
+        let finding = judge_port("port", at, used(), Some(Holder::Module), false);
         assert!(
             finding.found.contains("rds_tcp") && finding.todo.unwrap().shell.starts_with("rmmod rds_tcp")
         );
         for held in [Some(Holder::Hidden { uid: 3 }), Some(Holder::Nobody), None] {
-            let finding = judge_port(at, used(), held, false);
+            let finding = judge_port("port", at, used(), held, false);
             assert!(finding.status == Status::Fail && finding.todo.unwrap().shell.contains("ss -"));
         }
-        let finding = judge_port("10.0.0.1:80".parse().unwrap(), failed(nix::libc::EACCES), None, false);
+        let finding =
+            judge_port("port", "10.0.0.1:80".parse().unwrap(), failed(nix::libc::EACCES), None, false);
         assert!(finding.todo.unwrap().systemd.contains("CAP_NET_BIND_SERVICE"));
-        assert_eq!(judge_port(at, failed(nix::libc::EPERM), None, false).status, Status::Fail);
+        assert_eq!(judge_port("port", at, failed(nix::libc::EPERM), None, false).status, Status::Fail);
     }
 
     #[test]
@@ -230,5 +252,21 @@ mod tests {
         let findings = check(&Machine::this(), &Settings::new(vec!["192.0.2.199".parse().unwrap()]));
         assert_eq!(findings.len(), 1, "{findings:?}");
         assert_eq!(findings[0].status, Status::Fail);
+    }
+
+    #[test]
+    fn the_admin_address_is_looked_at_where_there_is_one() {
+        let mut settings = Settings::new(Vec::new());
+        assert_eq!(admin(&Machine::this(), &settings), None);
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        settings.admin = Some(AdminAddress::Tcp(taken.local_addr().unwrap()));
+        let finding = admin(&Machine::this(), &settings).unwrap();
+        assert_eq!((finding.name.as_str(), finding.status), ("admin", Status::Fail));
+        assert!(finding.found.contains(&format!("pid {}", std::process::id())), "{finding:?}");
+        drop(taken);
+        assert_eq!(admin(&Machine::this(), &settings).unwrap().status, Status::Ok);
+        settings.admin = Some(AdminAddress::Unix("/nowhere/at/all/admin.sock".into()));
+        let finding = admin(&Machine::this(), &settings).unwrap();
+        assert!(finding.status == Status::Fail && finding.todo.unwrap().shell.contains("--admin"));
     }
 }

@@ -8,8 +8,8 @@ use crate::settings::Settings;
 const OWN: u64 = 32;
 /// Of each node: its listener, epoll, wake-ups.
 const NODE: u64 = 8;
-/// Of each attached program.
-const PROGRAM: u64 = 4;
+/// Of each attached program, at most.
+pub const PROGRAM: u64 = 4;
 /// Peers that a node is expected to have at one time.
 const PEERS: u64 = 256;
 

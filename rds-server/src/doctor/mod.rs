@@ -70,6 +70,7 @@ pub fn look(settings: &Settings, machine: &Machine) -> Report {
     let mut checks = vec![kernel::version(machine, settings), kernel::module(machine)];
     checks.extend(address::check(machine, settings));
     checks.push(place::check(settings));
+    checks.extend(address::admin(machine, settings));
     checks.push(memory::shared(settings));
     checks.push(memory::budget(machine, settings));
     checks.push(memory::memlock(machine, settings));

@@ -15,14 +15,17 @@ use crate::settings::Settings;
 /// Whether the daemon could listen at its socket's path.
 #[must_use]
 pub fn check(settings: &Settings) -> Finding {
-    const NAME: &str = "socket";
-    let path = settings.socket.as_path();
+    at("socket", &settings.socket, "--socket")
+}
+
+/// Whether it could listen at this path, which was given with this option.
+pub(super) fn at(name: &str, path: &Path, option: &str) -> Finding {
     let shown = path.display();
     if SockAddr::unix(path).is_err() {
-        let todo = Todo::everywhere("give a path of less than 108 bytes with --socket");
+        let todo = Todo::everywhere(format!("give a path of less than 108 bytes with {option}"));
         return Finding::bad(
             Status::Fail,
-            NAME,
+            name,
             format!("{shown} is too long for a socket"),
             "the daemon does not start",
             todo,
@@ -30,10 +33,10 @@ pub fn check(settings: &Settings) -> Finding {
     }
     match fs::symlink_metadata(path) {
         Ok(file) if !file.file_type().is_socket() => {
-            let todo = Todo::everywhere(format!("remove {shown}, or give another path with --socket"));
+            let todo = Todo::everywhere(format!("remove {shown}, or give another path with {option}"));
             return Finding::bad(
                 Status::Fail,
-                NAME,
+                name,
                 format!("{shown} is there and is not a socket"),
                 "the daemon does not start",
                 todo,
@@ -41,8 +44,9 @@ pub fn check(settings: &Settings) -> Finding {
         }
         Ok(_) => match UnixStream::connect(path) {
             Ok(_) => {
-                let why = "a second one with the same --socket does not start; these checks are of how the next one would fare";
-                return Finding::note(NAME, format!("a daemon serves {shown}"), why);
+                let why =
+                    "a second daemon there does not start; these checks are of how the next one would fare";
+                return Finding::note(name, format!("a daemon, or systemd for it, listens at {shown}"), why);
             }
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 let todo = Todo::new(
@@ -52,7 +56,7 @@ pub fn check(settings: &Settings) -> Finding {
                 );
                 return Finding::bad(
                     Status::Warning,
-                    NAME,
+                    name,
                     format!("{shown} is another user's"),
                     "whether a daemon serves there cannot be told",
                     todo,
@@ -68,18 +72,18 @@ pub fn check(settings: &Settings) -> Finding {
     let there = if folder.is_dir() { Some(folder) } else { folder.parent().filter(|above| above.is_dir()) };
     let writable = |folder: &Path| access(folder, AccessFlags::W_OK | AccessFlags::X_OK);
     match there.map(|folder| (folder, writable(folder))) {
-        Some((_, Ok(()))) => Finding::ok(NAME, format!("{shown} can be made")),
-        Some((_, Err(error))) => not_writable(NAME, path, folder, &error.to_string()),
-        None => not_writable(NAME, path, folder, "it is not there, nor the folder above it"),
+        Some((_, Ok(()))) => Finding::ok(name, format!("{shown} can be made")),
+        Some((_, Err(error))) => not_writable(name, path, folder, option, &error.to_string()),
+        None => not_writable(name, path, folder, option, "it is not there, nor the folder above it"),
     }
 }
 
-fn not_writable(name: &str, path: &Path, folder: &Path, error: &str) -> Finding {
+fn not_writable(name: &str, path: &Path, folder: &Path, option: &str, error: &str) -> Finding {
     let (folder, user) = (folder.display(), Uid::effective());
     let own: PathBuf = std::env::temp_dir().join("rds.sock");
     let todo = Todo::new(
-        format!("install -d -o {user} {folder} (as root), or --socket {}", own.display()),
-        "RuntimeDirectory=rds and RuntimeDirectoryPreserve=yes, with --socket below /run/rds",
+        format!("install -d -o {user} {folder} (as root), or {option} {}", own.display()),
+        "RuntimeDirectory=rds and RuntimeDirectoryPreserve=yes, with the path below /run/rds",
         format!("docker run --volume or --tmpfs {folder} ..., writable for the container's user"),
     );
     let found = format!("{} cannot be made: user {user} and the folder {folder}: {error}", path.display());

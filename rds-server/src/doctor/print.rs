@@ -27,7 +27,7 @@ pub fn text(report: &Report) -> String {
     let count = |status| report.checks.iter().filter(|check| check.status == status).count();
     let _ = writeln!(
         text,
-        "\n{} ok, {} to note, {} warnings, {} failures",
+        "\nok: {}, notes: {}, warnings: {}, failures: {}",
         count(Status::Ok),
         count(Status::Note),
         count(Status::Warning),
@@ -51,7 +51,7 @@ mod tests {
         let expected = "ok       kernel   Linux 6.18\n\
                         note     address  127.0.0.1 is this host's\n         why:       on loopback\n\
                         FAIL     port     held\n         why:       the daemon does not start\n         shell:     a\n         systemd:   b\n         container: c\n\
-                        \n1 ok, 1 to note, 0 warnings, 1 failures\n";
+                        \nok: 1, notes: 1, warnings: 0, failures: 1\n";
         assert_eq!(text(&report), expected);
         assert_eq!(report.status, Status::Fail);
     }

@@ -107,7 +107,7 @@ export class Chart {
   update(samples) {
     this.samples = samples;
     this.end = samples.at(-1)?.at ?? 0;
-    this.seconds = Math.max(LEAST, Math.min(MOST, (this.end - (samples[0]?.at ?? 0)) / 1000));
+    this.seconds = Math.max(LEAST, Math.min(MOST, Math.ceil((this.end - (samples[0]?.at ?? 0)) / 60_000) * 60));
     setText(this.then, `${span(this.seconds * 1000)} ago`);
     const all = this.series.flatMap((one) => samples.map(one.read)).filter((n) => typeof n === "number");
     const max = round(Math.max(this.floor, ...all), this.base);

@@ -142,9 +142,10 @@ export class History {
 
   #node(node, before, dt, sample) {
     for (const peer of node.peers) {
-      const rtts = peer.connections.map((c) => c.rtt_us).filter((n) => typeof n === "number");
-      sample.rtt.push(...rtts);
       const was = before?.peers.find((p) => p.address === peer.address);
+      // What an idle lane says of its round trip is old.
+      const moved = peer.connections.filter((lane) => rise(lane.next_tx, was?.connections.find((c) => c.lane === lane.lane)?.next_tx) > 0);
+      sample.rtt.push(...moved.map((lane) => lane.rtt_us).filter(known));
       if (!was) continue;
       const total = { out: 0, in: 0, bytesOut: null, bytesIn: null };
       for (const lane of peer.connections) {

@@ -3,7 +3,7 @@
 import { GUARANTEE, History, NONE, REASON, bytes, clock, count, micros, ofSocket, parse, percent, programName, short, span, sum, tame, text, yes } from "./data.js";
 import { Table, arrange, make, plain, setAttribute, setText, show, showFacts, showRows, value } from "./table.js";
 import { Chart } from "./chart.js";
-import { headline, judge, peerState, summary } from "./verdict.js";
+import { headline, judge, peerState, summary, waiting } from "./verdict.js";
 
 const $ = (id) => document.getElementById(id);
 const history = new History();
@@ -129,12 +129,6 @@ function peersOf() {
   }));
 }
 
-/** Messages that wait on a peer's lanes; null where the daemon does not say. */
-function waiting(peer) {
-  const known = peer.connections.filter((lane) => typeof lane.queued === "number");
-  return known.length ? sum(known, (lane) => lane.queued + (lane.unacknowledged ?? 0)) : null;
-}
-
 /** In one word, how payloads go in one direction. */
 function way(decisions) {
   const known = decisions.filter(Boolean);
@@ -178,7 +172,7 @@ const peers = new Table($("peers"), {
       ["Delivered means", plain(GUARANTEE[peer.delivery]?.[1] ?? NONE)],
       ["Last reason", V(`${at}.last_reason`, text)],
     ]);
-    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Bytes of this connection", "Resent", "Waiting", "Next sent", "Next received"],
+    const lanes = showRows(room, `Lanes of ${peer.address}`, ["Lane", "State", "From", "To", "Round trip", "Messages/s", "Bytes/s", "Bytes so far", "Resent", "Waiting", "Next sent", "Next received"],
       peer.connections.map((lane, c) => laneRow(it, lane, `${at}.connections.${c}`)));
     const ways = peer.connections.flatMap((lane, c) => decisions(lane, `${at}.connections.${c}`));
     const zero = showRows(room, `Zero copy with ${peer.address}`, ["Lane", "Way", "Payloads", "Why", "Mode", "Sizes", "Without a copy"], ways);
@@ -503,6 +497,7 @@ function go(id) {
 $("pause").addEventListener("click", pause);
 $("theme").addEventListener("click", nextTheme);
 $("keys").addEventListener("click", () => $("help").showModal());
+$("close").addEventListener("click", () => $("help").close());
 $("filter").addEventListener("input", () => status && render());
 $("sections").addEventListener("click", (event) => {
   const id = event.target.closest("a")?.hash.slice(1);

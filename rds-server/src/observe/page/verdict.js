@@ -19,6 +19,12 @@ export function peerState(peer) {
   return { word: "idle", tone: "", order: 2, up };
 }
 
+/** Messages that wait on a peer's lanes, for their first way out or for their acknowledgement; null where the daemon does not say. */
+export function waiting(peer) {
+  const known = peer.connections.filter((lane) => typeof lane.queued === "number");
+  return known.length ? sum(known, (lane) => lane.queued + (lane.unacknowledged ?? 0)) : null;
+}
+
 /** What asks for attention, worst first: { level: "bad" | "warn" | "note", key, what, todo }. */
 export function judge(status, history) {
   const found = [];
@@ -57,7 +63,10 @@ function peers(node, history, add) {
     if (state.word === "down" || (state.word === "connecting" && state.tone === "bad")) {
       const never = !peer.connected_ms && !peer.resets && peer.delivery === null;
       const why = peer.last_reason ? `: ${tame(peer.last_reason)}` : "";
-      add("bad", `down ${name}`, `Peer ${peer.address} ${never ? "cannot be reached" : "is down"}${why}`,
+      const line = `Peer ${peer.address} ${never ? "cannot be reached" : "is down"}${why}`;
+      // A host that has left for good stays in the list, and need not be an alarm for ever.
+      if (waiting(peer) === 0) add("warn", `down ${name}`, line, `${cause(peer, node)} Nothing waits for it: if it is meant to be away, all is well.`);
+      else add("bad", `down ${name}`, line,
         `${cause(peer, node)} ${never ? `Try rds-ping ${peer.address}; rds-server doctor looks at this side.` : "What programs send to it waits, and goes out when it is back: this side tries again by itself."}`);
     } else if (state.word === "partly up") {
       add("warn", `lanes ${name}`, `Peer ${peer.address} has only ${state.up} of ${peer.lanes} lanes up`, "The rest is being connected. If it stays so: a firewall or a limit of connections on the way. Its lanes say more, below.");
