@@ -10,6 +10,8 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::{Gid, Uid};
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use crate::life::{Note, Occupant};
+
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 256;
 
@@ -17,9 +19,17 @@ const BACKLOG: i32 = 256;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
-    /// Another daemon is there.
-    #[error("another daemon serves {}: stop it, or give another path with --socket", .0.display())]
-    Live(PathBuf),
+    /// Somebody is there.
+    #[error("{who} serves {}: stop it, or give another path with --socket", path.display())]
+    Live {
+        /// The path.
+        path: PathBuf,
+        /// Who has it.
+        who: Occupant,
+    },
+    /// A socket that was passed has no path.
+    #[error("the socket that was passed for programs has no path ({0}): give one to ListenStream")]
+    NoPath(String),
     /// A file that is no socket.
     #[error("{} is there and is not a socket: remove it, or give another path with --socket", .0.display())]
     NotASocket(PathBuf),
@@ -54,18 +64,24 @@ pub enum ListenError {
 pub struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// The file as it was made: another daemon's is not ours to remove.
-    file: (u64, u64),
+    /// The file as it was made: another daemon's is not ours to remove. `None`: it was passed, and stays for the next.
+    file: Option<(u64, u64)>,
     /// Held as long as the daemon lives. The file stays: were it removed, two could hold locks of two files of one name.
     lock: Flock<File>,
 }
 
 impl Listener {
-    /// Listens at `path`, with these permissions and owners. A file that a dead daemon left is replaced.
+    /// Listens at `path`, with these permissions and owners. A file that a dead daemon left is replaced. Whoever comes meanwhile reads `note`.
     ///
     /// # Errors
     /// [`ListenError`].
-    pub fn bind(path: &Path, mode: u32, owner: Option<u32>, group: Option<u32>) -> Result<Self, ListenError> {
+    pub fn bind(
+        path: &Path,
+        mode: u32,
+        owner: Option<u32>,
+        group: Option<u32>,
+        note: &Note,
+    ) -> Result<Self, ListenError> {
         let io = |what, at: &Path| {
             let path = at.to_owned();
             move |source| ListenError::Io { what, path, source }
@@ -79,19 +95,7 @@ impl Listener {
             fs::create_dir(folder)
                 .map_err(|source| ListenError::Folder { folder: folder.to_owned(), source })?;
         }
-        let mut lock_path = path.as_os_str().to_owned();
-        lock_path.push(".lock");
-        let lock_path = PathBuf::from(lock_path);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(nix::libc::O_NOFOLLOW)
-            .open(&lock_path);
-        let lock = Flock::lock(file.map_err(io("open", &lock_path))?, FlockArg::LockExclusiveNonblock)
-            .map_err(|_| ListenError::Live(path.to_owned()))?;
+        let lock = lock(path, note)?;
         remove_stale(path)?;
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(io("make a socket for", path))?;
         socket.bind(&address).map_err(io("bind", path))?;
@@ -104,8 +108,28 @@ impl Listener {
         socket.listen(BACKLOG).map_err(io("listen at", path))?;
         socket.set_nonblocking(true).map_err(io("listen at", path))?;
         let file = fs::symlink_metadata(path).map_err(io("look at", path))?;
-        let file = (file.dev(), file.ino());
+        let file = Some((file.dev(), file.ino()));
         Ok(Self { socket: socket.into(), path: path.to_owned(), file, lock })
+    }
+
+    /// Takes over a socket that listens already, at the path at which it is bound. Its permissions are whoever's who made it.
+    ///
+    /// # Errors
+    /// [`ListenError`].
+    pub fn inherit(socket: UnixListener, note: &Note) -> Result<Self, ListenError> {
+        let address = socket.local_addr();
+        let path = address.as_ref().ok().and_then(|address| address.as_pathname());
+        let path = path.ok_or_else(|| ListenError::NoPath(format!("{address:?}")))?.to_owned();
+        let lock = lock(&path, note)?;
+        let io = |source| ListenError::Io { what: "listen at", path: path.clone(), source };
+        socket.set_nonblocking(true).map_err(io)?;
+        Ok(Self { socket, path, file: None, lock })
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The lock's file, for the daemon's own notes; whoever has the socket has it.
@@ -125,12 +149,47 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let is_ours = |file: fs::Metadata| (file.dev(), file.ino()) == self.file;
+        let is_ours = |file: fs::Metadata| Some((file.dev(), file.ino())) == self.file;
         if fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
             // Whatever is wrong, whoever comes next finds a stale file and says what is wrong with it.
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// The lock that belongs to a path, with a note of who has it.
+fn lock(path: &Path, note: &Note) -> Result<Flock<File>, ListenError> {
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    let lock_path = PathBuf::from(lock_path);
+    let live = |who| ListenError::Live { path: path.to_owned(), who };
+    let io = |what| {
+        let path = lock_path.clone();
+        move |source| ListenError::Io { what, path, source }
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(nix::libc::O_NOFOLLOW)
+        .open(&lock_path);
+    let file = match file {
+        // Another user's. If somebody listens, that is what is wrong.
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+            return Err(match Occupant::listening(path) {
+                Occupant::Unknown => io("open")(e),
+                who => live(who),
+            });
+        }
+        file => file.map_err(io("open"))?,
+    };
+    let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, _)| {
+        live(Note::read(&file).map_or_else(|| Occupant::listening(path), Occupant::Daemon))
+    })?;
+    note.append(&lock).map_err(io("write"))?;
+    Ok(lock)
 }
 
 /// Whether a file that is no socket is in the way.
@@ -149,7 +208,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
             ListenError::Io { what: "remove the stale socket", path: path.to_owned(), source }
         }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        _ => Err(ListenError::Live(path.to_owned())),
+        _ => Err(ListenError::Live { path: path.to_owned(), who: Occupant::listening(path) }),
     }
 }
 
@@ -158,7 +217,7 @@ mod tests {
     use super::*;
 
     fn bind(path: &Path) -> Result<Listener, ListenError> {
-        Listener::bind(path, 0o600, None, None)
+        Listener::bind(path, 0o600, None, None, &Note::of_this(&[[10, 0, 0, 1].into()]))
     }
 
     #[test]
@@ -166,7 +225,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("made").join("rds.sock");
         let live = bind(&path).unwrap();
-        assert!(matches!(bind(&path), Err(ListenError::Live(_))));
+        let says = bind(&path).unwrap_err().to_string();
+        assert!(says.contains(&format!("another rds-server (pid {}, since 2", std::process::id())), "{says}");
+        assert!(says.contains("addresses 10.0.0.1) serves"), "{says}");
         assert!(UnixStream::connect(&path).is_ok());
         drop(live);
         assert!(!path.exists());
@@ -184,7 +245,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rds.sock");
         let other = UnixListener::bind(&path).unwrap();
-        assert!(matches!(bind(&path), Err(ListenError::Live(_))), "one without a lock");
+        let says = bind(&path).unwrap_err().to_string();
+        let (who, own) = ("another process (", format!("pid {}) serves", std::process::id()));
+        assert!(says.contains(who) && says.contains(&own), "one without a lock: {says}");
         drop(other);
         fs::remove_file(&path).unwrap();
         fs::write(&path, "precious").unwrap();
@@ -210,6 +273,28 @@ mod tests {
         let path = folder.path().join("a/b/rds.sock");
         let error = bind(&path).unwrap_err().to_string();
         assert!(error.contains("/a/b is not there and cannot be made"), "{error}");
+    }
+
+    #[test]
+    fn a_socket_that_was_passed_is_used_as_it_is_and_left_for_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("rds.sock");
+        let passed = UnixListener::bind(&path).unwrap();
+        let note = Note::of_this(&[[10, 0, 0, 1].into()]);
+        let first = Listener::inherit(passed.try_clone().unwrap(), &note).unwrap();
+        assert_eq!(first.path(), path);
+        let second = Listener::inherit(passed.try_clone().unwrap(), &note);
+        assert!(matches!(second, Err(ListenError::Live { who: Occupant::Daemon(_), .. })), "{second:?}");
+        drop(first);
+        assert!(UnixStream::connect(&path).is_ok(), "it listens as before");
+        let error = Listener::inherit(UnixListener::bind_addr(&unnamed()).unwrap(), &note).unwrap_err();
+        assert!(error.to_string().contains("ListenStream"), "{error}");
+    }
+
+    fn unnamed() -> std::os::unix::net::SocketAddr {
+        use std::os::linux::net::SocketAddrExt;
+        let name = format!("rds-test-{}", std::process::id());
+        std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap()
     }
 
     #[test]

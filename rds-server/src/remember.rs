@@ -3,7 +3,7 @@
 //! A daemon that is started again must not serve peers before its clients have bound their ports again: what came meanwhile would find no socket,
 //! and be dropped as delivered. So it opens its nodes paused while it expects ports (`host`).
 //!
-//! The file has a line for each member that came (`+ address port sharing`) or left (`-`), and is written anew now and then. It is only
+//! It is the lock's file, and has the daemon's own note (`life::Note`) as well. It has a line for each member that came (`+ address port sharing`) or left (`-`), and is written anew now and then. It is only
 //! appended to otherwise, so that a daemon can die at any moment. What cannot be read of it is left out: at worst a node waits in vain
 //! for a port, and no longer than its deadline.
 
@@ -35,6 +35,8 @@ struct State {
     lines: usize,
     members: HashMap<(IpAddr, u16, &'static str), u32>,
     frozen: bool,
+    /// The first line of a file that is written anew.
+    note: String,
 }
 
 fn name(sharing: Sharing) -> &'static str {
@@ -72,16 +74,17 @@ fn replay(text: &str) -> HashMap<IpAddr, Expected> {
 }
 
 impl Remembered {
-    /// Reads what an earlier daemon left in `file`, and goes on from there. The file stays as it is until [`Remembered::renew`].
+    /// Reads what an earlier daemon left in `file`, and goes on from there. The file stays as it is until [`Remembered::renew`], which begins
+    /// it with the line `note`.
     #[must_use]
-    pub fn new(file: File) -> (Self, HashMap<IpAddr, Expected>) {
+    pub fn new(file: File, note: String) -> (Self, HashMap<IpAddr, Expected>) {
         let mut bytes = vec![0; LONGEST];
         let mut len = 0;
         while let Ok(n @ 1..) = file.read_at(&mut bytes[len..], len as u64) {
             len += n;
         }
         let expected = replay(&String::from_utf8_lossy(&bytes[..len]));
-        let state = State { file, end: len as u64, lines: 0, members: HashMap::new(), frozen: false };
+        let state = State { file, end: len as u64, lines: 0, members: HashMap::new(), frozen: false, note };
         (Self(Mutex::new(state)), expected)
     }
 
@@ -142,7 +145,7 @@ impl State {
     }
 
     fn renew(&mut self) {
-        let mut text = String::new();
+        let mut text = self.note.clone();
         self.lines = 0;
         for ((address, port, sharing), count) in &self.members {
             for _ in 0..*count {
@@ -171,7 +174,7 @@ mod tests {
     const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
     fn again(file: &File) -> (Remembered, HashMap<IpAddr, Expected>) {
-        Remembered::new(file.try_clone().unwrap())
+        Remembered::new(file.try_clone().unwrap(), "# pid 1 since 2 addresses ::1\n".to_owned())
     }
 
     #[test]

@@ -80,7 +80,7 @@ fn a_socket_left_by_a_daemon_that_was_killed_is_replaced_and_a_live_ones_is_not(
     let (status, said) =
         Running::start(&socket, &["--address", "127.43.4.3", "--listen-port", "26744"]).end();
     assert_eq!(status, Some(1));
-    assert!(said.contains("another daemon serves"), "{said}");
+    assert!(said.contains("another rds-server (pid "), "{said}");
     first.signal(Signal::SIGKILL);
     assert_eq!(first.end().0, None);
     assert!(socket.exists(), "it could not remove it");

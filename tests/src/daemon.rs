@@ -1,9 +1,12 @@
 //! `rds-server` as a test holds it: started, watched, killed, started again.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -14,12 +17,14 @@ use crate::ledger::process::{PATIENCE, Scratch};
 use crate::program::rds_server;
 
 /// How to start a daemon.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Plan {
     address: Ipv4Addr,
     socket: PathBuf,
     errors: PathBuf,
     options: Vec<String>,
+    environment: Vec<(String, OsString)>,
+    passed: Option<UnixListener>,
     lives: u32,
 }
 
@@ -29,7 +34,29 @@ impl Plan {
     pub fn new(scratch: &Scratch, address: Ipv4Addr) -> Self {
         let (socket, errors) = (format!("{address}.sock"), format!("{address}.daemon"));
         let at = |name: String| scratch.path().join(name);
-        Self { address, socket: at(socket), errors: at(errors), options: Vec::new(), lives: 0 }
+        Self {
+            address,
+            socket: at(socket),
+            errors: at(errors),
+            options: Vec::new(),
+            environment: Vec::new(),
+            passed: None,
+            lives: 0,
+        }
+    }
+
+    /// A variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.environment.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Passes it this socket for programs, as systemd would (LISTEN_FDS).
+    #[must_use]
+    pub fn passing(mut self, listener: &UnixListener) -> Self {
+        self.passed = Some(listener.try_clone().expect("a descriptor is left"));
+        self.env("LISTEN_FDS", "1")
     }
 
     /// Another option of `rds-server`.
@@ -51,6 +78,31 @@ impl Plan {
         self.address
     }
 
+    /// The command that starts it.
+    ///
+    /// # Panics
+    /// No descriptor is left for what is passed.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = match &self.passed {
+            None => {
+                let mut command = Command::new(rds_server());
+                command.stdin(Stdio::null());
+                command
+            }
+            // Number 3 is the first of those that are passed.
+            Some(listener) => {
+                let mut command = Command::new("sh");
+                command.args(["-c", "exec \"$@\" 3<&0 </dev/null", "sh"]).arg(rds_server());
+                command.stdin(OwnedFd::from(listener.try_clone().expect("a descriptor is left")));
+                command
+            }
+        };
+        command.args(["--address", &self.address.to_string(), "--socket"]).arg(&self.socket);
+        command.args(&self.options).envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
     /// Starts it, and waits until clients can attach.
     ///
     /// # Panics
@@ -60,9 +112,8 @@ impl Plan {
     pub fn start(&mut self) -> Daemon {
         self.lives += 1;
         let errors = self.errors.with_extension(format!("daemon-{}", self.lives));
-        let mut command = Command::new(rds_server());
-        command.args(["--address", &self.address.to_string(), "--socket"]).arg(&self.socket);
-        command.args(&self.options).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut command = self.command();
+        command.stdout(Stdio::null());
         command.stderr(File::create(&errors).unwrap_or_else(|e| panic!("{}: {e}", errors.display())));
         let child = command.spawn().unwrap_or_else(|e| panic!("the daemon at {}: {e}", self.address));
         let mut daemon = Daemon { child, address: self.address.into(), socket: self.socket.clone(), errors };
@@ -194,16 +245,34 @@ impl Daemon {
     /// It does not end, or says that it failed.
     #[track_caller]
     pub fn stop(mut self) {
-        kill(Pid::from_raw(self.id().cast_signed()), Signal::SIGTERM).expect("it is our child");
+        self.signal(Signal::SIGTERM);
+        let status = self.ended();
+        assert!(status.success(), "{status}\n{}", self.log());
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Panics
+    /// It is gone.
+    #[track_caller]
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.id().cast_signed()), signal).expect("it is our child");
+    }
+
+    /// Waits until it has ended.
+    ///
+    /// # Panics
+    /// It does not end.
+    #[track_caller]
+    pub fn ended(&mut self) -> ExitStatus {
         let since = Instant::now();
-        let status = loop {
+        loop {
             if let Some(status) = self.child.try_wait().expect("a child can be asked") {
-                break status;
+                return status;
             }
             assert!(since.elapsed() < PATIENCE, "the daemon does not end\n{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
-        };
-        assert!(status.success(), "{status}\n{}", self.log());
+        }
     }
 }
 

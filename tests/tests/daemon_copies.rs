@@ -148,5 +148,5 @@ fn arena_buffers_and_leases_cost_one_copy_a_side_and_borrowed_slices_two() {
         }
     }
     drop((near, far, neighbour));
-    servers.into_iter().for_each(|server| server.stop().expect("it ends"));
+    servers.into_iter().for_each(|server| drop(server.stop().expect("it ends")));
 }

@@ -324,6 +324,15 @@ fn a_ping_from_a_node_of_its_own_needs_no_daemon() {
             "{output:?}"
         );
     }
+    // What only shows the node must not keep it from being.
+    let to = there.address().to_string();
+    let own = address(67, 4).to_string();
+    let output = Command::new(rds_ping())
+        .args(["-c", "1", "--embedded", "--listen-port", &port, "--dial-port", &port, "-I", &own, &to])
+        .env("RDS_INFO_SOCKET", "/nowhere/%p.sock")
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{output:?}");
     let taken = there.address().to_string();
     let error = refused(
         rds_ping(),

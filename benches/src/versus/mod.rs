@@ -150,7 +150,7 @@ impl Serve {
         say("ready")?;
         // An error ends the input as well.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
-        server.stop().map_err(|e| e.to_string())
+        server.stop().map(drop).map_err(|e| e.to_string())
     }
 }
 

@@ -185,6 +185,27 @@ impl Engine {
         self.shared().core().node.unfinished()
     }
 
+    /// Whether the node lives: asks its poll loop, whichever thread runs it, for a whole turn, and blocks up to `timeout` for that. True at once
+    /// of a node that is paused ([`Engine::open_paused`]) or shut down: nobody polls there. For a watchdog; each call wakes the poll loop.
+    #[must_use]
+    pub fn has_pulse(&self, timeout: Duration) -> bool {
+        const LOOK: Duration = Duration::from_millis(1);
+        let shared = self.shared();
+        let until = Instant::now() + timeout;
+        let polls = || self.0.background.try_lock().is_ok_and(|thread| thread.is_some());
+        if shared.is_stopped() || !polls() {
+            return true;
+        }
+        let number = shared.right.ask_pulse();
+        while !shared.right.has_pulse(number) && !shared.is_stopped() {
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(LOOK);
+        }
+        true
+    }
+
     /// Refuses new sends, delivers what is queued, closes every connection in an orderly way. Blocks up to `deadline`, and up
     /// to one second more for the connections' ends. What could not be delivered is cancelled: when this returns, every message has
     /// all its [completions](super::Completion). Afterwards receives return what is queued, then

@@ -103,6 +103,7 @@ impl Reactor {
     /// One turn: transmit and act, then read what is there; if nothing was, sleep until something is, `until`, or the
     /// caller (the background thread if none is given) is wanted elsewhere.
     pub(crate) fn turn(&mut self, shared: &Shared, until: Option<Instant>, parker: Option<&Parker>) {
+        let pulse = shared.right.begin_pulse();
         self.expire(shared);
         let due = self.next.is_some_and(|at| at <= Instant::now());
         if due {
@@ -119,7 +120,8 @@ impl Reactor {
         }
         if !found && self.is_idle() {
             self.pass(shared, true);
-            if shared.right.begin_sleep(parker) && !self.dirty {
+            shared.right.give_pulse(pulse);
+            if shared.right.begin_sleep(parker) && !self.dirty && shared.right.begin_pulse() == pulse {
                 let until = [until, self.next, self.next_deadline()].into_iter().flatten().min();
                 // Rounded up, so that the deadline has passed when the sleep ends.
                 let timeout = until.map(|at| at.saturating_duration_since(Instant::now()));
@@ -135,6 +137,7 @@ impl Reactor {
             // More than one pass's share; whoever polls next goes on.
             shared.right.set_work();
         }
+        shared.right.give_pulse(pulse);
     }
 
     /// Accepts and reads what is there, each connection its share.

@@ -21,7 +21,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{
-    AtomicBool, AtomicU8,
+    AtomicBool, AtomicU8, AtomicU64,
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -73,6 +73,9 @@ pub(crate) struct PollRight {
     work: AtomicBool,
     /// Writes that callers may still make in place of the poll loop.
     writes: AtomicU8,
+    /// Signs of life that were asked for, and the last that was given.
+    pulse_asked: AtomicU64,
+    pulse_given: AtomicU64,
     /// A caller wants the right that the background thread holds.
     yield_wanted: AtomicBool,
     waker: mio::Waker,
@@ -86,6 +89,8 @@ impl PollRight {
             phase: AtomicU8::new(FREE),
             work: AtomicBool::new(false),
             writes: AtomicU8::new(0),
+            pulse_asked: AtomicU64::new(0),
+            pulse_given: AtomicU64::new(0),
             yield_wanted: AtomicBool::new(false),
             waker,
             state: Mutex::new(State {
@@ -194,6 +199,18 @@ impl PollRight {
         }
     }
 
+    /// Asks for a sign of life: a whole turn of the poll loop from now on. Returns its number.
+    pub(crate) fn ask_pulse(&self) -> u64 {
+        let number = self.pulse_asked.fetch_add(1, SeqCst) + 1;
+        self.kick();
+        number
+    }
+
+    /// Whether that sign was given.
+    pub(crate) fn has_pulse(&self, number: u64) -> bool {
+        self.pulse_given.load(SeqCst) >= number
+    }
+
     /// Wakes the holder if it sleeps and nobody has woken it yet.
     pub(crate) fn wake_poller(&self) {
         if self.phase.compare_exchange(ASLEEP, WOKEN, SeqCst, SeqCst).is_ok()
@@ -221,6 +238,19 @@ impl PollRight {
     /// Leaves work for the next turn, of whichever holder.
     pub(crate) fn set_work(&self) {
         self.work.store(true, SeqCst);
+    }
+
+    /// A turn begins: what is to be given when it has come to its end, or to its sleep ([`PollRight::give_pulse`]). Who has announced sleep
+    /// looks again: a kick whose work this turn has taken already does not wake it.
+    pub(crate) fn begin_pulse(&self) -> u64 {
+        self.pulse_asked.load(SeqCst)
+    }
+
+    /// The turn has come to its end. Costs nothing while nobody asks.
+    pub(crate) fn give_pulse(&self, number: u64) {
+        if self.pulse_given.load(Relaxed) != number {
+            self.pulse_given.store(number, SeqCst);
+        }
     }
 
     /// Whether there is work.

@@ -1,5 +1,6 @@
 //! What the daemon tells systemd, or whoever else listens at NOTIFY_SOCKET (sd_notify(3)). Without NOTIFY_SOCKET, nothing.
 
+use std::io;
 use std::time::Duration;
 
 use sd_notify::NotifyState as State;
@@ -41,4 +42,17 @@ pub(super) fn stopping(drain: Duration) {
 /// How it is.
 pub(super) fn status(status: &str) {
     tell(&[State::Status(&line(status))]);
+}
+
+/// It lives.
+///
+/// # Errors
+/// It cannot be told.
+pub(super) fn alive() -> io::Result<()> {
+    sd_notify::notify(&[State::Watchdog])
+}
+
+/// Within what time [`alive`] must be called again and again; `None` if nobody wants that.
+pub(super) fn watchdog() -> Option<Duration> {
+    sd_notify::watchdog_enabled()
 }

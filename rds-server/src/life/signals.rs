@@ -23,16 +23,15 @@ pub(super) struct Target {
     pub(super) calls: Arc<Calls>,
     /// Its nodes, to ask what is left.
     pub(super) engines: Vec<Engine>,
-    /// How long it may take to end.
-    pub(super) drain: Duration,
 }
 
 impl Target {
     fn stop(&self, signal: i32) {
-        notify::stopping(self.drain);
+        let drain = self.calls.drain();
+        notify::stopping(drain);
         tracing::info!(
             signal = name(signal),
-            drain_s = self.drain.as_secs(),
+            drain_s = drain.as_secs(),
             "ending: no new programs, delivering what was accepted; a second signal ends it at once"
         );
         self.calls.stop();

@@ -24,6 +24,7 @@ use tokio::time::Instant;
 
 use super::cache::Cache;
 use super::pages;
+use crate::life::Note;
 use crate::listener::{ListenError, Listener};
 use crate::service::Calls;
 use crate::settings::{AdminAddress, Settings};
@@ -99,7 +100,13 @@ impl Open {
                 Self::tcp(TcpListener::bind(at).map_err(fail)?)
             }
             AdminAddress::Unix(path) => {
-                let file = Listener::bind(path, MODE, settings.owner, settings.group)?;
+                let file = Listener::bind(
+                    path,
+                    MODE,
+                    settings.owner,
+                    settings.group,
+                    &Note::of_this(&settings.addresses),
+                )?;
                 let socket = file.socket().try_clone()?;
                 Ok(Self { socket: Socket::Unix(socket, Some(file)), address: address.clone() })
             }

@@ -18,6 +18,8 @@ pub(crate) type Tell = Box<dyn FnOnce(Status) + Send>;
 pub(crate) enum Task {
     /// How the daemon is.
     Status(Tell),
+    /// Whether the service thread lives.
+    Pulse(SyncSender<()>),
     /// Other settings from now on.
     Reload(Box<Settings>, SyncSender<()>),
 }
@@ -46,6 +48,7 @@ impl std::fmt::Debug for Task {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Status(_) => "Status",
+            Self::Pulse(_) => "Pulse",
             Self::Reload(..) => "Reload",
         })
     }
@@ -89,6 +92,13 @@ impl Calls {
     /// if too much waits for it already.
     pub(crate) fn ask_status(&self, tell: impl FnOnce(Status) + Send + 'static) -> bool {
         self.ask(Task::Status(Box::new(tell)))
+    }
+
+    /// Whether the service thread lives: it has answered, between two of its turns, within `timeout`. Blocks until then.
+    #[must_use]
+    pub fn has_pulse(&self, timeout: Duration) -> bool {
+        let (to, answer) = sync_channel(1);
+        self.ask(Task::Pulse(to)) && answer.recv_timeout(timeout).is_ok()
     }
 
     /// Has the daemon use these settings from now on, as far as they can be changed while it runs: the service thread changes over between two
@@ -195,11 +205,11 @@ impl Calls {
         out.append(&mut self.clients());
     }
 
-    /// Announces that the service thread will sleep; false if there is something to do.
-    pub(crate) fn sleep(&self) -> bool {
+    /// Announces that the service thread will sleep; false if there is something to do. `ending`: it knows that it is to stop.
+    pub(crate) fn sleep(&self, ending: bool) -> bool {
         self.sleeps.store(true, SeqCst);
         // Whoever calls after this look sees the flag.
-        let may = self.clients().is_empty() && !self.stopped() && !self.asked.load(SeqCst);
+        let may = self.clients().is_empty() && (ending || !self.stopped()) && !self.asked.load(SeqCst);
         if !may {
             self.awake();
         }

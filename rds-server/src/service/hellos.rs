@@ -48,6 +48,11 @@ impl Hellos {
         self.waiting.remove(&id).map(|(_, greeting)| greeting)
     }
 
+    /// Takes out all.
+    pub(super) fn take_all(&mut self) -> Vec<Greeting> {
+        std::mem::take(&mut self.waiting).into_values().map(|(_, greeting)| greeting).collect()
+    }
+
     /// When the oldest is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.waiting.first_key_value().map(|(_, (deadline, _))| *deadline)

@@ -5,6 +5,7 @@
 //! clients do, not how many there are.
 
 mod calls;
+mod drain;
 mod hellos;
 mod reload;
 
@@ -22,12 +23,14 @@ use rds_core::zerocopy::Cap;
 
 pub use self::calls::Calls;
 use self::calls::Task;
+use self::drain::Draining;
+pub use self::drain::{ClientDrain, DrainReport, NodeDrain};
 use self::hellos::Hellos;
 use crate::access::Table;
 use crate::host::Host;
 use crate::listener::Listener;
 use crate::remember::Remembered;
-use crate::session::{End, Outlet, Session, Setup, Turn};
+use crate::session::{End, Ends, Outlet, Session, Setup, Turn};
 use crate::settings::Settings;
 use crate::snapshot;
 
@@ -46,9 +49,6 @@ const ROUNDS: u32 = 8;
 const ACCEPTS: usize = 16;
 /// How long accepting waits when there are no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// How often, while the nodes shut down, somebody is looked for who asks how it goes.
-const LOOK: Duration = Duration::from_millis(10);
 
 const LISTENER: Token = Token(0);
 const CALLS: Token = Token(1);
@@ -95,6 +95,8 @@ pub struct Service {
     started: (SystemTime, Instant),
     /// What users may have pinned, by node and user.
     pin_caps: HashMap<(usize, u32), Weak<Cap>>,
+    /// It ends.
+    draining: Option<Draining>,
 }
 
 impl Service {
@@ -140,6 +142,7 @@ impl Service {
             instance: fastrand::u64(1..),
             started: (SystemTime::now(), Instant::now()),
             pin_caps: HashMap::new(),
+            draining: None,
         })
     }
 
@@ -153,22 +156,13 @@ impl Service {
     ///
     /// # Errors
     /// Polling fails; nothing can be served then.
-    pub fn run(mut self) -> io::Result<()> {
+    pub fn run(mut self) -> io::Result<DrainReport> {
         let mut events = Events::with_capacity(256);
         let mut called = Vec::new();
         let mut rounds = 0;
         while !self.calls.stopped() {
             self.answer(None);
-            self.calls.take(&mut called);
-            for id in called.drain(..) {
-                self.heat(id);
-            }
-            let mut idle = true;
-            for _ in 0..self.hot.len() {
-                if let Some(id) = self.hot.pop_front() {
-                    idle &= self.serve(id);
-                }
-            }
+            let idle = self.round(&mut called);
             if self.hosts.iter().any(|host| host.paused_until().is_some()) {
                 self.resume(Instant::now())?;
             }
@@ -181,7 +175,8 @@ impl Service {
                 continue;
             }
             rounds = 0;
-            let timeout = if sleeps && self.calls.sleep() { self.timeout() } else { Some(Duration::ZERO) };
+            let timeout =
+                if sleeps && self.calls.sleep(false) { self.timeout() } else { Some(Duration::ZERO) };
             let polled = self.poll.poll(&mut events, timeout);
             self.calls.awake();
             match polled {
@@ -194,11 +189,26 @@ impl Service {
             self.expire();
         }
         let failed = self.calls.failed();
-        self.stop(if failed { State::Failed } else { State::Draining });
+        let report = self.stop(if failed { State::Failed } else { State::Draining });
         if failed {
             return Err(io::Error::other("a node has stopped by itself; what was wrong is in the log"));
         }
-        Ok(())
+        Ok(report)
+    }
+
+    /// Gives each client that is hot its turn; whether there was nothing to do.
+    fn round(&mut self, called: &mut Vec<u64>) -> bool {
+        self.calls.take(called);
+        for id in called.drain(..) {
+            self.heat(id);
+        }
+        let mut idle = true;
+        for _ in 0..self.hot.len() {
+            if let Some(id) = self.hot.pop_front() {
+                idle &= self.serve(id);
+            }
+        }
+        idle
     }
 
     /// How long it may sleep.
@@ -471,6 +481,8 @@ impl Service {
         for task in self.calls.tasks() {
             match task {
                 Task::Status(tell) => tell(self.status(state)),
+                // Who has given up waiting needs nothing.
+                Task::Pulse(to) => _ = to.send(()),
                 // Who ends changes nothing any more: the answer's end says so.
                 Task::Reload(..) if state.is_some() => {}
                 Task::Reload(settings, to) => {
@@ -498,7 +510,8 @@ impl Service {
     }
 
     fn end(&mut self, id: u64, why: &End) {
-        let Some(client) = self.clients.remove(&id) else { return };
+        let Some(mut client) = self.clients.remove(&id) else { return };
+        let (waited, late) = if self.draining.is_some() { client.session.give_up() } else { (0, 0) };
         let (who, program) = (client.session.who(), client.session.program());
         let code = match why {
             End::Gone | End::Io(_) => {
@@ -521,47 +534,27 @@ impl Service {
         if let Some(wakeup) = &client.wakeup {
             self.deregister(&**wakeup);
         }
-        client.session.end(&mut self.hosts[client.host]);
-    }
-
-    // ---- the end ----------------------------------------------------------------------------------------------------
-
-    fn stop(&mut self, state: State) {
-        // The programs will be back.
-        self.remembered.freeze();
-        // It goes last: until then nobody else has its socket and notes.
-        let listener = self.listener.take();
-        if let Some(listener) = &listener {
-            let _ = self.poll.registry().deregister(&mut SourceFd(&listener.socket().as_raw_fd()));
-        }
-        // What was submitted before counts as sent.
-        for client in self.clients.values_mut() {
-            client.gone = Some(LAST_RECORDS);
-            while let Ok(Next::Again) = serve(client, &mut self.hosts, Duration::ZERO) {}
-        }
-        let drain = self.settings.drain;
-        std::thread::scope(|scope| {
-            let shutting = self.hosts.iter().map(|host| {
-                let engine = host.engine.clone();
-                scope.spawn(move || {
-                    let report = engine.shutdown(drain);
-                    tracing::info!(address = %engine.address(), undelivered = report.undelivered, "the node is shut down");
-                })
-            });
-            let shutting: Vec<_> = shutting.collect();
-            while shutting.iter().any(|thread| !thread.is_finished()) {
-                self.answer(Some(state));
-                std::thread::sleep(LOOK);
-            }
+        let outlet = Arc::clone(client.session.outlet());
+        let lost = self.draining.is_some().then(|| ClientDrain {
+            session: id,
+            pid: who.pid,
+            uid: who.uid,
+            program: program.to_owned(),
+            address: self.hosts[client.host].address(),
+            ends: Ends::default(),
+            waited,
+            late,
+            // What nobody is there to take is nobody's loss.
+            untaken: if code.is_some() { outlet.held_messages() } else { 0 },
         });
-        for id in self.clients.keys().copied().collect::<Vec<_>>() {
-            self.end(id, &End::Shutdown);
+        client.session.end(&mut self.hosts[client.host]);
+        if let (Some(draining), Some(lost)) = (&mut self.draining, lost) {
+            draining.left(client.host, lost, outlet.ends());
         }
-        drop(listener);
     }
 }
 
-fn ms(duration: Duration) -> u64 {
+pub(crate) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 

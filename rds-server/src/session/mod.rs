@@ -9,5 +9,5 @@ mod state;
 mod submissions;
 mod waiting;
 
-pub use outlet::{Outlet, Slot};
+pub use outlet::{Ends, Outlet, Slot};
 pub use submissions::{End, Session, Setup, Turn};

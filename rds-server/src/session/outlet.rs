@@ -40,6 +40,45 @@ pub enum Wanted {
     Writable(Slot),
 }
 
+/// How sends ended, in messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Ends {
+    /// They arrived.
+    pub delivered: u64,
+    /// They were cancelled, by the program or because they could not be delivered.
+    pub cancelled: u64,
+    /// Nobody knows whether they arrived.
+    pub unknown: u64,
+}
+
+impl Ends {
+    pub(super) fn add(&mut self, outcome: Outcome) {
+        *match outcome {
+            Outcome::Delivered(_) => &mut self.delivered,
+            Outcome::Cancelled => &mut self.cancelled,
+            Outcome::Unknown => &mut self.unknown,
+        } += 1;
+    }
+
+    /// Adds others.
+    pub fn add_all(&mut self, others: Self) {
+        self.delivered += others.delivered;
+        self.cancelled += others.cancelled;
+        self.unknown += others.unknown;
+    }
+
+    /// Those that came since `before`.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            delivered: self.delivered - before.delivered,
+            cancelled: self.cancelled - before.cancelled,
+            unknown: self.unknown - before.unknown,
+        }
+    }
+}
+
 /// One client's completion side.
 pub struct Outlet {
     client: u64,
@@ -67,6 +106,7 @@ impl Outlet {
                 told: VecDeque::new(),
                 held: VecDeque::new(),
                 figures: HeldInfo::default(),
+                ends: Ends::default(),
                 replies: 0,
                 bell: None,
                 wanted: Vec::new(),
@@ -298,6 +338,16 @@ impl Outlet {
     /// What is held.
     pub fn held(&self) -> HeldInfo {
         self.state().figures
+    }
+
+    /// How the client's sends have ended, since it attached.
+    pub fn ends(&self) -> Ends {
+        self.state().ends
+    }
+
+    /// Messages that are held: delivered, as their senders know, and not in the client's ring.
+    pub fn held_messages(&self) -> u64 {
+        self.state().held.iter().filter(|held| matches!(held, Held::Message { .. })).count() as u64
     }
 
     /// What the client did wrong as a reader, if it did.

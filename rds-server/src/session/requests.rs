@@ -32,6 +32,8 @@ pub(super) enum Request {
 impl Rest {
     pub(super) fn request(&mut self, host: &mut Host, request: Request) {
         match request {
+            // It is asked of the next daemon again.
+            Request::Bind { .. } if self.draining => {}
             Request::Bind { request, socket, port, sharing, send_buffer, receive_buffer } => {
                 match self.bind(host, socket, port, sharing, send_buffer, receive_buffer) {
                     Ok((port, send, receive)) => {
@@ -105,6 +107,7 @@ impl Rest {
                     member,
                     mode: None,
                     waiting: Waiting::default(),
+                    late: Vec::new(),
                     told: Default::default(),
                     lingers: false,
                     releases: Arc::new(Releases { outlet: Arc::clone(&self.outlet), socket: number }),
@@ -134,6 +137,7 @@ impl Rest {
         if !drain {
             socket.cancel_waiting(None);
         }
+        socket.cancel_late(None);
         let send_buffer = socket.send_buffer.amount();
         let lingers = !socket.waiting.is_empty();
         host.leave(Arc::clone(&socket.bound), socket.member, send_buffer, drain, lingers);

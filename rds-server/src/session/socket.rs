@@ -50,6 +50,8 @@ pub(super) struct Socket {
     pub(super) mode: Option<Mode>,
     /// Sends that wait for a congested port.
     pub(super) waiting: Waiting,
+    /// Sends that came when the daemon was ending already. They are never sent, and end as cancelled.
+    pub(super) late: Vec<(SocketAddr, Send)>,
     /// Destinations that the client takes for congested.
     pub(super) told: HashSet<SocketAddr>,
     /// Closed by the client, but what it sent still waits.
@@ -181,6 +183,13 @@ impl Socket {
         let sends = self.waiting.remove(to);
         sends.iter().for_each(|send| self.end(send));
         sends.len()
+    }
+
+    /// The same of what came too late.
+    pub(super) fn cancel_late(&mut self, to: Option<SocketAddr>) -> usize {
+        let late: Vec<_> = self.late.extract_if(.., |(its, _)| to.is_none_or(|to| to == *its)).collect();
+        late.iter().for_each(|(_, send)| self.end(send));
+        late.len()
     }
 
     /// Destinations, this one or all, for which something waits.

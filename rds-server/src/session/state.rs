@@ -10,7 +10,7 @@ use rds_core::engine::Delivered;
 use rds_core::info::HeldInfo;
 use rds_core::proto::Outcome;
 
-use super::outlet::{Slot, Wanted};
+use super::outlet::{Ends, Slot, Wanted};
 use super::pipe::{Body, INLINE, Pipe};
 use super::sends::Sends;
 use crate::broker::Count;
@@ -27,6 +27,8 @@ pub(super) struct State {
     /// Messages that have no room in the ring or the arena, and the goodbye behind them.
     pub(super) held: VecDeque<Held>,
     pub(super) figures: HeldInfo,
+    /// How sends have ended.
+    pub(super) ends: Ends,
     pub(super) replies: usize,
     pub(super) bell: Option<Arc<Doorbell>>,
     pub(super) wanted: Vec<Wanted>,
@@ -217,13 +219,14 @@ impl State {
         let Some(socket) = self.socket(slot) else { return };
         let Some(sent) = socket.sends.end(number) else { return };
         let (at, first) = (socket.number, socket.credit.is_none());
+        if !sent.wants_end {
+            socket.credit.add(Count { bytes: sent.len.into(), messages: 1 });
+        }
+        self.ends.add(outcome);
         if sent.wants_end {
             self.record(Completion::Done { socket: at, id: sent.id, outcome }, &[]);
-        } else {
-            socket.credit.add(Count { bytes: sent.len.into(), messages: 1 });
-            if first {
-                self.credits.push(slot);
-            }
+        } else if first {
+            self.credits.push(slot);
         }
     }
 }

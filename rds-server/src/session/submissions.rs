@@ -124,6 +124,8 @@ pub(super) struct Rest {
     last_peer: Option<IpAddr>,
     /// The node waits for ports to be bound again.
     pub(super) paused: bool,
+    /// The daemon ends: what is sent from now on is not.
+    pub(super) draining: bool,
 }
 
 impl Session {
@@ -150,6 +152,7 @@ impl Session {
             peers: HashMap::new(),
             last_peer: None,
             paused: false,
+            draining: false,
         };
         Self { consumer, rest }
     }
@@ -278,6 +281,27 @@ impl Session {
         self.consumer.disarm();
     }
 
+    /// The daemon ends: what the client sends from now on waits for [`Session::give_up`].
+    pub fn drain(&mut self) {
+        self.rest.draining = true;
+    }
+
+    /// Whether something waits for a congested port, or for the node's room.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.rest.sockets.values().chain(&self.rest.lingering).any(|socket| !socket.waiting.is_empty())
+    }
+
+    /// Cancels what was never handed to the node: how many sends that waited for congested ports, and how many that came too late.
+    pub fn give_up(&mut self) -> (u64, u64) {
+        let mut counts = (0, 0);
+        for socket in self.rest.sockets.values_mut().chain(&mut self.rest.lingering) {
+            counts.0 += socket.cancel_waiting(None) as u64;
+            counts.1 += socket.cancel_late(None) as u64;
+        }
+        counts
+    }
+
     /// The client is gone, or is to be: its ports are closed, what it has queued is cancelled, and everything of it goes.
     pub fn end(mut self, host: &mut Host) {
         for (_, socket) in self.rest.sockets.drain() {
@@ -343,7 +367,7 @@ impl Rest {
                 let mine =
                     |token: Option<_>| token.is_some_and(|token| crate::broker::Group::is_of(token, member));
                 let waited = socket.waited_for(to);
-                let waiting = socket.cancel_waiting(to);
+                let waiting = socket.cancel_waiting(to) + socket.cancel_late(to);
                 let count = waiting + batch.cancel(socket.bound.port(), to, mine);
                 socket.settle_told(batch, waited);
                 return Ok(Some(Request::Cancelled { request, count }));
@@ -388,6 +412,13 @@ impl Rest {
         let Some(number) = self.outlet.charge(socket.slot, sent) else {
             return Err(End::Rule("it sent more than its send buffer holds"));
         };
+        if self.draining {
+            // Its bytes are of no use, but its memory is the client's again only when it has ended.
+            let bytes = span.filter(|_| matches!(payload, Where::Arena { .. }));
+            let bytes = bytes.map_or_else(|| Bytes::Own(Box::default()), Bytes::Arena);
+            socket.late.push((to, Send { number, id: sent.id, mode, bytes }));
+            return Ok(());
+        }
         let ip = to.ip();
         if self.last_peer != Some(ip) && ip != socket.bound.local.ip() {
             // The node keeps what it knows of a peer, and all clients share its table of them.

@@ -247,6 +247,10 @@ impl Core {
         let Some(asked) = self.requests.get_mut(&request) else { return };
         match asked {
             Request::Call(call) => {
+                if call.answer.is_some() {
+                    // More than was asked for.
+                    return;
+                }
                 let before = call.body.len();
                 if before + record.body_len() > LONGEST_ANSWER {
                     (call.partial, call.body) = (false, b"the answer is too long".to_vec());

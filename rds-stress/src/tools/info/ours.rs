@@ -340,3 +340,96 @@ pub fn pins(nodes: &[NodeStatus]) -> String {
 fn socket_name(bound: SocketAddr) -> String {
     format!("{} port {}", bound.ip(), bound.port())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A node of a daemon, from what a daemon would say.
+    fn node() -> NodeStatus {
+        let lane = |lane: u8, state: &str, tx: u64, sent: u64| {
+            serde_json::json!({
+                "lane": lane, "state": state, "next_tx": tx, "next_rx": 50, "send_queue": [], "retransmit_queue": [],
+                "zero_copy": {"send": null, "recv": null}, "queued": 2, "unacknowledged": 1, "attempts": 3, "resets": 1,
+                "connected_ms": if state == "up" { Some(5_500) } else { None }, "attempted_ms": 6_000, "reset_ms": 7_000,
+                "last_reason": "connection\u{1b}[2J refused", "rtt_us": 90, "local": "10.0.0.1:50000", "remote": "10.0.0.2:16385",
+                "tcp_bytes_sent": sent, "tcp_bytes_received": 10_240,
+            })
+        };
+        let mut status = base();
+        status["peers"] = serde_json::json!([{
+            "address": "10.0.0.2", "delivery": "application", "generation": 7, "lanes": 2, "kind": "own", "congested_ports": 1,
+            "connected_ms": 5_500, "attempts": 6, "resets": 2, "last_reason": "closed by the peer",
+            "connections": [lane(0, "up", 100, 2048), lane(1, "down", 1, 0)],
+        }]);
+        status["clients"] = serde_json::json!([{
+            "session": 3, "pid": 77, "uid": 1000, "program": "a\u{9b}b", "attached_ms": 61_000, "shared_memory": true, "arena": 4096,
+            "send_buffers": 1, "receive_buffers": 2, "pinned_bytes": 8192, "pinned_limit": 16384,
+            "held": {"records": 4, "bytes": 5, "ever": 6}, "sockets": [{"bound": "10.0.0.1:80", "waiting": 9}],
+        }]);
+        status["ports"] = serde_json::json!([{"bound": "10.0.0.1:80", "sharing": "fan-out", "members": 2}]);
+        serde_json::from_value(status).unwrap()
+    }
+
+    /// A node that has nothing.
+    fn base() -> serde_json::Value {
+        let config = rds_client::Config::new([10, 0, 0, 1].into(), std::num::NonZeroU32::MIN);
+        let node = rds_core::proto::Node::new(config).unwrap();
+        serde_json::to_value(NodeStatus::embedded(node.snapshot(true))).unwrap()
+    }
+
+    #[test]
+    fn paths_have_a_line_for_the_peer_and_one_for_each_lane() {
+        let now = Duration::from_secs(1_735_689_600);
+        let expected = "\nRDS Paths:\n\
+            \x20     LocalAddr      RemoteAddr  Tos Trans\n\
+            \x20 P           Connected@             Attempt@               Reset@ Attempts Flgs Down(Secs) Reason\n\
+            \x20      10.0.0.1        10.0.0.2    0   tcp\n\
+            \x20 0 2024-12-31T23:59:54Z 2024-12-31T23:59:54Z 2024-12-31T23:59:53Z        3 s-C-          - connection?[2J refused\n\
+            \x20 1                    - 2024-12-31T23:59:54Z 2024-12-31T23:59:53Z        3 ---E          7 connection?[2J refused\n";
+        assert_eq!(paths(&[node()], Addresses { all: false }, now), expected);
+    }
+
+    #[test]
+    fn peers_show_their_guarantee_and_with_something_from_before_their_rates() {
+        let text = peers(&[node()], None);
+        let row: Vec<&str> = text.lines().nth(3).unwrap().split_whitespace().collect();
+        assert_eq!(
+            row[..13],
+            ["10.0.0.1", "10.0.0.2", "own", "application", "2", "up", "5", "90", "4", "2", "1", "6", "2"]
+        );
+        assert!(text.ends_with(" closed by the peer\n"), "{text}");
+
+        let mut now = node();
+        let lane = &mut now.node.peers[0].connections[0];
+        (lane.next_tx, lane.next_rx) = (300, 60);
+        (lane.tcp.tcp_bytes_sent, lane.tcp.tcp_bytes_received) = (Some(2048 + 4096), Some(10_240));
+        let rates = |now: &NodeStatus, before: NodeStatus| -> Vec<String> {
+            let text = peers(std::slice::from_ref(now), Some((&[before], 2.0)));
+            text.lines().nth(3).unwrap().split_whitespace().skip(13).take(4).map(str::to_owned).collect()
+        };
+        assert_eq!(rates(&now, node()), ["100.0", "5.0", "2.0", "0.0"]);
+        // Another connection has counted from 0.
+        now.node.peers[0].connections[0].tcp.local = Some(([10, 0, 0, 1], 50_001).into());
+        assert_eq!(rates(&now, node()), ["100.0", "5.0", "3.0", "5.0"]);
+    }
+
+    #[test]
+    fn ports_clients_and_pins_say_who_it_is() {
+        let nodes = [node()];
+        let cells = |text: &str, line| {
+            text.lines().nth(line).unwrap().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(cells(&ports(&nodes), 3), ["10.0.0.1", "80", "fan-out", "2", "-", "a?b(77)"]);
+        let row = [
+            "10.0.0.1", "3", "77", "1000", "61", "shared", "4096", "1", "2", "8192", "1", "9", "4", "5",
+            "a?b",
+        ];
+        assert_eq!(cells(&clients(&nodes), 3), row);
+        let pins = pins(&nodes);
+        assert!(
+            pins.lines().any(|line| line.ends_with("8192 16384     -          - program a?b(77)")),
+            "{pins}"
+        );
+    }
+}

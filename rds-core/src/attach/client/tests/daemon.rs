@@ -144,6 +144,17 @@ impl Daemon {
         self.say(&Completion::Reply { request, status, value, body_len: body.len() as u32 }, body);
     }
 
+    /// A part of an answer, if there is room for it.
+    pub(super) fn try_reply(&mut self, request: u32, value: u64, body: &[u8]) -> bool {
+        let said = Completion::Reply { request, status: Status::Ok, value, body_len: body.len() as u32 };
+        let channel = &mut self.accepted().channel;
+        let said = channel.producer.push(&said, body);
+        if let Some(bell) = channel.producer.publish() {
+            bell.ring();
+        }
+        said
+    }
+
     /// Answers the next bind, and returns what was asked for and the socket's number.
     pub(super) fn answer_bind(&mut self, status: Status) -> (Submission, u32) {
         loop {

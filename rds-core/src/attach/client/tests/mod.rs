@@ -407,6 +407,25 @@ fn questions_are_answered_and_a_long_answer_comes_in_parts() {
 }
 
 #[test]
+fn an_answer_without_end_is_an_error_and_takes_no_more_memory() {
+    let mut daemon = Daemon::new(false, 1 << 20);
+    let client = daemon.client();
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| client.snapshot(true).map(drop).unwrap_err());
+        let (said, _) = daemon.next();
+        let Submission::Snapshot { request, .. } = said else { panic!("{said:?}") };
+        let (part, end) = (vec![b' '; 100_000], std::time::Instant::now() + LONG);
+        while !asking.is_finished() {
+            assert!(std::time::Instant::now() < end, "it takes whatever comes");
+            if !daemon.try_reply(request, 1, &part) {
+                std::thread::yield_now();
+            }
+        }
+        assert!(asking.join().unwrap().to_string().contains("too long"));
+    });
+}
+
+#[test]
 fn a_socket_that_goes_says_how_and_its_number_is_used_again_once_that_is_answered() {
     let mut daemon = Daemon::new(false, RING);
     let client = daemon.client();
