@@ -6,6 +6,7 @@
 //! * [`proto`]: the protocol as a state machine without I/O, clock or threads.
 //! * [`info`]: counters and snapshots.
 //! * [`engine`]: drives [`proto`] over real sockets.
+//! * [`events`]: what is worth a line in the log.
 //! * [`kernel`]: the kernel's own RDS sockets, for tools and tests that compare with them.
 //! * [`zerocopy`]: the logic of zero copy, as pure as [`proto`].
 //! * `sys`: raw system calls, the only home of `unsafe`.
@@ -14,6 +15,7 @@ pub mod attach;
 pub mod bench;
 pub mod buffer;
 pub mod engine;
+pub mod events;
 pub mod info;
 pub mod kernel;
 pub mod proto;

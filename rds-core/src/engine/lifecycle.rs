@@ -12,6 +12,7 @@ use socket2::SockRef;
 
 use super::conn::{Conn, Progress, Stage};
 use super::link::Link;
+use super::log;
 use super::reactor::{ACCEPT_PAUSE, ACCEPTS, Reactor, deregister, enqueue, first_map_tick};
 use super::shared::Shared;
 use super::tcp;
@@ -119,7 +120,7 @@ impl Reactor {
             match listener.accept() {
                 Ok((stream, from)) => {
                     if let Err(error) = self.accepted(shared, stream, from) {
-                        self.log.accept_failed(&error);
+                        log::accept_failed(&error);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -127,7 +128,7 @@ impl Reactor {
                     return;
                 }
                 Err(error) => {
-                    self.log.accept_failed(&error);
+                    log::accept_failed(&error);
                     // Out of descriptors or memory: more attempts at once would fail as well. Everything else concerns the
                     // one connection only (accept(2)).
                     let exhausted = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
@@ -156,7 +157,7 @@ impl Reactor {
                 core.dispatch(now);
                 drop(core);
                 self.dirty = true;
-                self.log.closed(from.ip(), &reason);
+                log::closed(from.ip(), None, &reason);
                 return Ok(());
             }
         };
@@ -222,11 +223,10 @@ impl Reactor {
         self.timed.retain(|(_, c)| *c != id);
         let Some(conn) = self.conns.get_mut(id.index()).and_then(Option::take) else { return };
         deregister(self.poll.registry(), &conn);
-        let connecting = conn.stage == Stage::Connecting;
-        if conn.stage == Stage::Open {
-            self.log.lost(conn.peer, error.as_ref());
-        }
+        let (peer, stage) = (conn.peer, conn.stage);
+        let connecting = stage == Stage::Connecting;
         let mut core = shared.core();
+        let lane = core.node.lane(id);
         let link = core.remove_link(id).unwrap_or_else(|| Arc::clone(&conn.link));
         // Under the lock: what a program wrote meanwhile must not count as written but not as unacknowledged.
         let unacked = tcp::unacknowledged(&conn.link.stream);
@@ -245,6 +245,9 @@ impl Reactor {
         }
         core.dispatch(now);
         drop(core);
+        if stage == Stage::Open {
+            log::lost(peer, lane, error.as_ref());
+        }
         self.retire(Some(link));
         self.dirty = true;
     }

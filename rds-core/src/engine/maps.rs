@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::ZeroCopy;
 use super::pins::is_local;
+use crate::events::note;
 use crate::info::{NodeReceiveZeroCopy, ReceiveZeroCopy};
 use crate::proto::ConnId;
 use crate::sys::region::{PathRegion, RegionPool, page_size};
@@ -118,11 +119,11 @@ impl Maps {
     pub(super) fn region(&self) -> Option<PathRegion> {
         let pool = self.regions.get_or_init(|| {
             let pool = RegionPool::new(PATHS, PATH_BYTES, LAP_BYTES, self.settings.map_limit);
-            pool.inspect_err(|error| tracing::warn!(%error, "received messages are copied")).ok()
+            pool.inspect_err(|error| note!(ReceiveCopied, %error, "received messages are copied")).ok()
         });
         let region = pool.as_ref()?.take();
         region
-            .inspect_err(|error| tracing::warn!(%error, "received messages of a connection are copied"))
+            .inspect_err(|error| note!(ReceiveCopied, %error, "received messages of a connection are copied"))
             .ok()
     }
 

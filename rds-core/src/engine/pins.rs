@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::ZeroCopy;
 use super::parker::Parker;
 use super::tasks::Tasks;
+use crate::events::note;
 use crate::info::{NodeReceiveZeroCopy, NodeZeroCopy};
 use crate::proto::Time;
 use crate::sys::limits::MemoryLimits;
@@ -254,20 +255,23 @@ impl Pins {
         }
         let optmem = self.limits.optmem;
         if notifications || (refused && self.limits.memlock.is_none()) {
-            tracing::warn!(
+            note!(
+                SendCopied,
                 outstanding,
                 "payloads are copied, since the kernel keeps no more zero-copy notifications for the connection: \
                  net.core.optmem_max is {optmem} bytes a socket; raise it (sysctl net.core.optmem_max)"
             );
         } else if let (Some(bytes), true) = (self.settings.pin_limit, budget) {
-            tracing::warn!(
+            note!(
+                SendCopied,
                 outstanding,
                 "payloads are copied, since the node's pin limit of {bytes} bytes has no room for them: raise it, or send less at a time"
             );
         } else {
             // Of a refusal the kernel does not say why; another process of the user may have what is missing.
             let bytes = self.limits.memlock.unwrap_or(u64::MAX);
-            tracing::warn!(
+            note!(
+                SendCopied,
                 outstanding,
                 "payloads are copied, since no more memory may be pinned for zero-copy sending: RLIMIT_MEMLOCK is {bytes} bytes \
                  for all processes of this user, of which the nodes of this process take three quarters; raise it (ulimit -l, \

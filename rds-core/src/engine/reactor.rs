@@ -13,7 +13,7 @@ use mio::{Events, Interest, Poll, Registry, Token};
 
 use super::conn::{Conn, Stage};
 use super::link::Link;
-use super::log::Log;
+use super::log;
 use super::mailbox::Wakes;
 use super::parker::Parker;
 use super::pins::Pins;
@@ -63,7 +63,6 @@ pub(crate) struct Reactor {
     pub(super) buffer: Box<[u8]>,
     actions: VecDeque<Action>,
     pub(super) wakes: Wakes,
-    pub(super) log: Log,
     pub(super) pins: Arc<Pins>,
     /// When paths and the pool are looked at next, while something is pinned, or buffers are free.
     tick_at: Option<Instant>,
@@ -92,7 +91,6 @@ impl Reactor {
             buffer: vec![0; READ].into_boxed_slice(),
             actions: VecDeque::new(),
             wakes: Wakes::default(),
-            log: Log::default(),
             pins,
             tick_at: None,
             trim_at: None,
@@ -290,8 +288,8 @@ impl Reactor {
                     Err(error) => self.connect_failed(shared, conn, &error),
                 };
             }
-            Action::Close { conn, peer, mode, reason } => {
-                self.log.closed(peer, &reason);
+            Action::Close { conn, peer, lane, mode, reason } => {
+                log::closed(peer, lane, &reason);
                 match mode {
                     CloseMode::Now => self.remove(shared, conn),
                     CloseMode::Orderly => self.close_orderly(shared, conn),
@@ -325,10 +323,10 @@ impl Reactor {
                 }
             }
             Action::PeerUp { peer, guarantee, generation, lanes, restarted } => {
-                self.log.up(peer, guarantee, generation, lanes, restarted);
+                log::up(peer, guarantee, generation, lanes, restarted);
             }
-            Action::PeerRemembersLanes { peer, lane, lanes } => self.log.remembers(peer, lane, lanes),
-            Action::PeerDown { peer } => self.log.down(peer),
+            Action::PeerRemembersLanes { peer, lane, lanes } => log::remembers(peer, lane, lanes),
+            Action::PeerDown { peer } => log::down(peer),
             // Sockets' actions are performed where they arise.
             _ => {}
         }

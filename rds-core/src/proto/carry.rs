@@ -402,7 +402,8 @@ impl Node {
         };
         if let Some((mode, reason)) = close {
             let peer = self.peers[peer as usize].address;
-            self.actions.push_back(Action::Close { conn, peer, mode, reason });
+            let lane = Some(c.lane);
+            self.actions.push_back(Action::Close { conn, peer, lane, mode, reason });
         }
         self.granted -= c.rx_limit.saturating_sub(c.rx_used);
         self.forget_stalled(conn, &c);

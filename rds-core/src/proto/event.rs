@@ -158,6 +158,17 @@ pub enum DropReason {
     Shutdown,
 }
 
+impl DropReason {
+    /// The sequence number that it is about, if any.
+    #[must_use]
+    pub const fn sequence(&self) -> Option<u64> {
+        match self {
+            Self::AckBeyondSent { ack, .. } => Some(*ack),
+            _ => None,
+        }
+    }
+}
+
 /// What the driver must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -180,6 +191,8 @@ pub enum Action {
         conn: ConnId,
         /// Whose.
         peer: IpAddr,
+        /// Its lane, if it is known yet.
+        lane: Option<u8>,
         /// How.
         mode: CloseMode,
         /// Why.

@@ -485,9 +485,9 @@ impl Node {
         c.misplaced = true;
         c.after.clear();
         c.paused = false;
-        let peer = self.peers[c.peer as usize].address;
+        let (peer, lane) = (self.peers[c.peer as usize].address, Some(c.lane));
         let (mode, reason) = (CloseMode::Orderly, DropReason::OtherLane);
-        self.actions.push_back(Action::Close { conn, peer, mode, reason });
+        self.actions.push_back(Action::Close { conn, peer, lane, mode, reason });
     }
 
     /// Whether a lane above 0 of a kernel may be dialled: its first lane carries, and on that very connection it has shown itself as the life

@@ -199,6 +199,12 @@ impl Node {
         self.local.unfinished
     }
 
+    /// The lane of a connection; of one that came in and has not shown it yet, 0.
+    #[must_use]
+    pub fn lane(&self, conn: ConnId) -> Option<u8> {
+        self.conns.get(conn).map(|c| c.lane)
+    }
+
     /// Ends every connection in an orderly way ([`Action::Close`]) and starts no new one.
     pub fn close_connections(&mut self, now: Time) {
         self.shutting_down = true;
@@ -209,7 +215,8 @@ impl Node {
                 c.phase = Phase::Closing;
                 let peer = self.peers[c.peer as usize].address;
                 let (mode, reason) = (CloseMode::Orderly, DropReason::Shutdown);
-                self.actions.push_back(Action::Close { conn, peer, mode, reason });
+                let lane = Some(c.lane);
+                self.actions.push_back(Action::Close { conn, peer, lane, mode, reason });
             } else if c.phase != Phase::Closing {
                 self.end(now, conn, Some((CloseMode::Now, DropReason::Shutdown)));
             }

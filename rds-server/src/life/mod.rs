@@ -50,6 +50,9 @@ pub fn run(settings: Settings, reload: Reload) -> ExitCode {
     for engine in server.engines() {
         tracing::info!(address = %engine.address(), listen = %engine.listen_addr(), "a node is open");
     }
+    if let Some(admin) = server.admin() {
+        tracing::info!(%admin, "the admin pages are served");
+    }
     let socket = server.socket();
     tracing::info!(nodes = addresses.len(), socket = %socket.display(), "serving");
     let addresses: Vec<_> = addresses.iter().map(ToString::to_string).collect();

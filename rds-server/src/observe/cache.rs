@@ -82,3 +82,82 @@ impl Cache {
         last.shown.clone()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::StatusCode;
+    use rds_core::info::ConfigInfo;
+
+    use super::*;
+    use crate::observe::pages;
+
+    fn calls() -> (mio::Poll, Arc<Calls>) {
+        let poll = mio::Poll::new().unwrap();
+        let calls = Calls::new(poll.registry(), mio::Token(0), ConfigInfo::default()).unwrap();
+        (poll, calls)
+    }
+
+    fn run<T>(future: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(future)
+    }
+
+    async fn code(router: &axum::Router, path: &str) -> StatusCode {
+        let service = hyper_util::service::TowerToHyperService::new(router.clone());
+        let request =
+            axum::http::Request::get(path).header("host", "localhost").body(axum::body::Body::empty());
+        hyper::service::Service::call(&service, request.unwrap()).await.unwrap().status()
+    }
+
+    #[test]
+    fn a_service_thread_that_does_not_answer_makes_the_daemon_ill_and_is_not_asked_again_meanwhile() {
+        let (_poll, calls) = calls();
+        let mut cache = Cache::new(Arc::clone(&calls));
+        cache.patience = Duration::from_millis(10);
+        let router = pages::router(cache, true);
+        run(async {
+            for path in ["/healthz", "/readyz", "/status", "/metrics"] {
+                assert_eq!(code(&router, path).await, StatusCode::SERVICE_UNAVAILABLE, "{path}");
+                tokio::time::sleep(FRESH).await;
+            }
+            assert_eq!(code(&router, "/").await, StatusCode::OK, "the page says so itself");
+            let tasks = calls.tasks();
+            assert_eq!(tasks.len(), 1);
+            // It comes round.
+            for task in tasks {
+                if let crate::service::Task::Status(tell) = task {
+                    tell(Status::new("1", 1));
+                }
+            }
+            tokio::time::sleep(FRESH).await;
+            assert_eq!(code(&router, "/healthz").await, StatusCode::OK);
+            assert!(calls.tasks().is_empty());
+        });
+    }
+
+    #[test]
+    fn many_readers_cost_the_service_thread_one_answer() {
+        let (_poll, calls) = calls();
+        let cache = Arc::new(Cache::new(Arc::clone(&calls)));
+        run(async {
+            let mut readers = tokio::task::JoinSet::new();
+            for _ in 0..1000 {
+                let cache = Arc::clone(&cache);
+                readers.spawn(async move { cache.get().await.is_some() });
+            }
+            while calls.tasks().into_iter().all(|task| match task {
+                crate::service::Task::Status(tell) => {
+                    let mut status = Status::new("1", 1);
+                    status.state = State::Draining;
+                    tell(status);
+                    false
+                }
+                _ => true,
+            }) {
+                tokio::task::yield_now().await;
+            }
+            assert!(readers.join_all().await.into_iter().all(|answered| answered));
+            assert!(calls.tasks().is_empty(), "asked once more");
+        });
+    }
+}

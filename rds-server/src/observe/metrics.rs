@@ -526,6 +526,9 @@ pub fn render(status: &Status) -> String {
     text
 }
 
+/// Adds a sample with these labels, if there is a value.
+type Add<'a> = dyn FnMut(&[&dyn Display], Option<f64>) + 'a;
+
 impl Metric {
     fn samples(&self, status: &Status, text: &mut String) {
         let mut add = |labels: &[&dyn Display], value: Option<f64>| {
@@ -544,7 +547,7 @@ impl Metric {
         }
     }
 
-    fn of_node(&self, node: &NodeStatus, add: &mut dyn FnMut(&[&dyn Display], Option<f64>)) {
+    fn of_node(&self, node: &NodeStatus, add: &mut Add<'_>) {
         let at = &node.node.address;
         let peers = &node.node.peers;
         match self.read {

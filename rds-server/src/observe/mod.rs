@@ -11,3 +11,5 @@ pub mod admin;
 mod cache;
 pub mod metrics;
 mod pages;
+#[cfg(test)]
+mod tests;

@@ -17,12 +17,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token};
-use rds_core::attach::{Accepted, Completion, Greeting, Hello, Refusal, RefusalCode, Wakeup};
+use rds_core::attach::{Accepted, Completion, Credentials, Greeting, Hello, Refusal, RefusalCode, Wakeup};
+use rds_core::events::{self, note};
 use rds_core::info::{ConfigInfo, NodeStatus, State, Status};
 use rds_core::zerocopy::Cap;
 
 pub use self::calls::Calls;
-use self::calls::Task;
+pub(crate) use self::calls::Task;
 use self::drain::Draining;
 pub use self::drain::{ClientDrain, DrainReport, NodeDrain};
 use self::hellos::Hellos;
@@ -244,7 +245,8 @@ impl Service {
         let now = Instant::now();
         for (id, greeting) in self.hellos.expired(now) {
             let text = "no hello came in time";
-            tracing::info!(client = id, who = ?greeting.credentials(), "refused: {text}");
+            let Credentials { pid, uid, .. } = *greeting.credentials();
+            note!(AttachRefused, client = id, pid, uid, reason = text, "refused");
             self.deregister(&greeting);
             greeting.refuse(&Refusal::new(RefusalCode::TimedOut, text));
         }
@@ -295,8 +297,10 @@ impl Service {
                     continue;
                 }
                 Err(e) => {
-                    tracing::warn!(
-                        "a program cannot attach now: {e}; raise the limit of open files (ulimit -n)"
+                    note!(
+                        AttachFailed,
+                        error = %e,
+                        "a program cannot attach now; raise the limit of open files (ulimit -n)"
                     );
                     self.accept_at = Some(Instant::now() + ACCEPT_PAUSE);
                     return;
@@ -305,7 +309,7 @@ impl Service {
             let greeting = match Greeting::new(socket) {
                 Ok(greeting) => greeting,
                 Err(e) => {
-                    tracing::info!("a program that connected cannot be asked who it is: {e}");
+                    note!(AttachRefused, reason = %e, "a program that connected cannot be asked who it is");
                     continue;
                 }
             };
@@ -313,7 +317,7 @@ impl Service {
             if !self.settings.attach.allows(&who) {
                 let text =
                     format!("user {} may not attach: see --allow-uid and --allow-gid of the daemon", who.uid);
-                tracing::info!(%who, "refused: {text}");
+                note!(AttachRefused, pid = who.pid, uid = who.uid, reason = text, "refused");
                 greeting.refuse(&Refusal::new(RefusalCode::NotAllowed, text));
                 continue;
             }
@@ -325,12 +329,13 @@ impl Service {
                 Interest::READABLE,
             );
             if let Err(e) = registered {
-                tracing::warn!(%who, "a program cannot attach: {e}");
+                note!(AttachFailed, client = id, pid = who.pid, uid = who.uid, error = %e, "a program cannot attach");
                 continue;
             }
             if let Some(other) = self.hellos.add(id, greeting) {
                 let text = "too many programs are attaching at the same time: try again";
-                tracing::info!(who = ?other.credentials(), "refused: {text}");
+                let Credentials { pid, uid, .. } = *other.credentials();
+                note!(AttachRefused, pid, uid, reason = text, "refused");
                 self.deregister(&other);
                 other.refuse(&Refusal::new(RefusalCode::Quota, text));
             }
@@ -354,7 +359,8 @@ impl Service {
             }
             Err(e) => {
                 if let Some(greeting) = self.hellos.take(id) {
-                    tracing::info!(client = id, who = ?greeting.credentials(), "refused: {e}");
+                    let Credentials { pid, uid, .. } = *greeting.credentials();
+                    note!(AttachRefused, client = id, pid, uid, reason = %e, "refused");
                     self.deregister(&greeting);
                 }
             }
@@ -363,10 +369,11 @@ impl Service {
 
     fn welcome(&mut self, id: u64, greeting: Greeting, hello: &Hello) {
         let who = snapshot::who(greeting.credentials());
+        let (pid, uid, program) = (who.pid, who.uid, &hello.program);
         let admitted = match self.admit(id, &who, hello) {
             Ok(admitted) => admitted,
             Err(refusal) => {
-                tracing::info!(client = id, %who, program = hello.program, "refused: {refusal}");
+                note!(AttachRefused, client = id, pid, uid, program, reason = %refusal, "refused");
                 greeting.refuse(&refusal);
                 return;
             }
@@ -374,7 +381,7 @@ impl Service {
         let accepted = match greeting.welcome(&admitted.welcome) {
             Ok(accepted) => accepted,
             Err(e) => {
-                tracing::warn!(client = id, %who, program = hello.program, "cannot be served: {e}");
+                note!(AttachFailed, client = id, pid, uid, program, error = %e, "cannot be served");
                 return;
             }
         };
@@ -392,7 +399,7 @@ impl Service {
             );
         }
         if let Err(e) = registered {
-            tracing::warn!(client = id, %who, "cannot be served: {e}");
+            note!(AttachFailed, client = id, pid, uid, program, error = %e, "cannot be served");
             return;
         }
         let outlet = Outlet::new(id, channel.producer, receive, self.calls());
@@ -411,7 +418,7 @@ impl Service {
             arena: submitted,
             outlet,
         };
-        tracing::debug!(client = id, who = %setup.who, program = setup.program, address = %host.address(), stream, "attached");
+        note!(Attached, client = id, pid, uid, program, address = %host.address(), stream, "attached");
         let client = Attached {
             session: Session::new(setup),
             host: admitted.host,
@@ -504,6 +511,8 @@ impl Service {
         status.state = state.unwrap_or(if paused { State::Starting } else { State::Ready });
         status.socket.clone_from(&self.settings.socket);
         status.config = self.calls.config();
+        status.events = events::times().map(|(event, times)| (event.name().to_owned(), times)).collect();
+        status.suppressed_log_lines = events::left_out();
         status.zero_copy_send = Some(self.settings.zero_copy_send);
         status.nodes = (0..self.hosts.len()).map(|host| self.node_status(host, false)).collect();
         status
@@ -512,15 +521,16 @@ impl Service {
     fn end(&mut self, id: u64, why: &End) {
         let Some(mut client) = self.clients.remove(&id) else { return };
         let (waited, late) = if self.draining.is_some() { client.session.give_up() } else { (0, 0) };
-        let (who, program) = (client.session.who(), client.session.program());
+        let (pid, uid, program) =
+            (client.session.who().pid, client.session.who().uid, client.session.program());
         let code = match why {
             End::Gone | End::Io(_) => {
-                tracing::debug!(client = id, %who, program, "detached: {why}");
+                note!(Detached, client = id, pid, uid, program, reason = %why, "detached");
                 None
             }
             End::Shutdown => Some(RefusalCode::ShuttingDown),
             _ => {
-                tracing::warn!(client = id, %who, program, "ended: {why}");
+                note!(ClientEnded, client = id, pid, uid, program, reason = %why, "ended");
                 Some(RefusalCode::Malformed)
             }
         };
@@ -537,8 +547,8 @@ impl Service {
         let outlet = Arc::clone(client.session.outlet());
         let lost = self.draining.is_some().then(|| ClientDrain {
             session: id,
-            pid: who.pid,
-            uid: who.uid,
+            pid: client.session.who().pid,
+            uid: client.session.who().uid,
             program: program.to_owned(),
             address: self.hosts[client.host].address(),
             ends: Ends::default(),

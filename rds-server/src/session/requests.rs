@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rds_core::attach::{Sharing, Status};
+use rds_core::events::note;
 use rds_core::proto::BindError;
 use rds_core::zerocopy::Mode;
 
@@ -43,7 +44,7 @@ impl Rest {
                         self.outlet.reply(request, Status::Ok, port.into(), &granted);
                     }
                     Err((status, why)) => {
-                        tracing::debug!(client = self.id, port, "bind refused: {why}");
+                        note!(BindRefused, client = self.id, port, reason = %why, "bind refused");
                         self.outlet.reply(request, status, 0, why.as_bytes());
                     }
                 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use rds_core::buffer::{Chunk, OnRelease, Terms};
 use rds_core::engine::Batch;
+use rds_core::events::note;
 use rds_core::proto::{Outcome, Payload, SendError};
 use rds_core::zerocopy::{Mode, Share};
 
@@ -137,7 +138,7 @@ impl Socket {
 
     /// Ends a send that the node will not have.
     fn refuse(&self, send: &Send, to: SocketAddr, error: SendError) {
-        tracing::debug!(socket = %self.bound.local, %to, "a message of a client was refused: {error}");
+        note!(MessageRefused, socket = %self.bound.local, peer = %to, reason = %error, "a message was refused");
         self.end(send);
     }
 

@@ -10,6 +10,7 @@ use rds_core::attach::{
     Completion, Consumer, Fault, Record, Setting, Status, Submission, SubmittedArena, Violation, Where,
 };
 use rds_core::engine::Batch;
+use rds_core::events::note;
 use rds_core::proto::{Outcome, Payload};
 use rds_core::zerocopy::{Mode, Share};
 
@@ -426,7 +427,7 @@ impl Rest {
                 match self.quota.take(Kind::Peers, 1) {
                     Ok(grant) => _ = peer.insert(grant),
                     Err(over) => {
-                        tracing::debug!(client = self.id, %to, "a message was refused: {over}");
+                        note!(MessageRefused, client = self.id, peer = %to, reason = %over, "a message was refused");
                         self.outlet.ended(socket.slot, number, Outcome::Cancelled);
                         if let Where::Arena { .. } = payload {
                             let (socket, id) = (socket.number, sent.id);
