@@ -1,6 +1,7 @@
 //! The admin endpoint of a daemon, and its log, with readers that mean well and with those that do not.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering::Relaxed;
@@ -141,10 +142,10 @@ fn the_metrics_say_what_the_status_says() {
         // And nothing else than what the catalogue makes of the same status.
         assert_eq!(rds_server::observe::metrics::render(&status), text);
     }
-    let at = two.address();
-    let delivered =
-        &parse(&get(admin(&mut two), "/metrics").body)[&format!("rds_recv_delivered_total{{node=\"{at}\"}}")];
-    assert!(*delivered >= 100.0, "{delivered}");
+    let at = address(61, 3);
+    let queued =
+        &parse(&get(admin(&mut two), "/metrics").body)[&format!("rds_recv_queued_total{{node=\"{at}\"}}")];
+    assert!(*queued >= 100.0, "{queued}");
     one.stop();
     two.stop();
 }
@@ -217,7 +218,9 @@ fn slow_broken_and_many_readers_are_bounded_and_traffic_goes_on() {
     let done = std::sync::Arc::clone(&attack.done);
     let (mut rounds, mut most) = (0, 0);
     // Until each kind has had its way.
-    while done.answered.load(Relaxed) < 500 || done.broken.load(Relaxed) < 500 || done.slow.load(Relaxed) < 64
+    while done.answered.load(Relaxed) < 100
+        || done.broken.load(Relaxed) < 1000
+        || done.slow.load(Relaxed) < 64
     {
         traffic(&from, &to, 1000);
         traffic(&to, &from, 1000);
@@ -264,7 +267,7 @@ fn a_flood_of_refused_programs_is_counted_and_does_not_fill_the_log() {
     for _ in 0..FLOOD {
         // No hello is like that.
         let mut stream = UnixStream::connect(daemon.socket()).expect("it listens");
-        let _ = exchange(&mut stream, &[0xff; 64]);
+        stream.write_all(&[0xff; 64]).expect("it has room");
     }
     daemon.until("all were refused", |_| status(at).events["attach_refused"] >= FLOOD);
     let status = status(at);
