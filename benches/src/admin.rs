@@ -47,8 +47,8 @@ impl Admin {
         let other = Daemon::start(scratch.path(), OTHER, self.port, None)?;
         let none = "the daemon has no admin endpoint";
         let (here, there) = (daemon.admin.ok_or(none)?, other.admin.ok_or(none)?);
-        let (_a, asks) = program(&daemon.socket, 1)?;
-        let (_b, answers) = program(&daemon.socket, 2)?;
+        let (_a, asks) = program(&daemon.socket, 1001)?;
+        let (_b, answers) = program(&daemon.socket, 1002)?;
         let mut found: [Vec<Found>; 3] = Default::default();
         std::thread::scope(|scope| {
             let answering = scope.spawn(|| answer(&answers));
@@ -94,7 +94,7 @@ impl Admin {
 
     fn measure(&self, asks: &Socket, to: SocketAddr, attacked: Option<SocketAddr>) -> Result<Found, String> {
         let attack = attacked.map(Attack::start);
-        let mut trips = Histogram::<u64>::new(3).map_err(|e| e.to_string())?;
+        let mut trips = Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3).map_err(|e| e.to_string())?;
         let mut room = [0; 64];
         let begun = Instant::now();
         let whole = Duration::from_secs_f64(self.seconds);
