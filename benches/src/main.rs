@@ -4,6 +4,7 @@
 //! Each case runs between two processes, in turns of floor and RDS, so that what the machine does meanwhile meets both. How to read and
 //! rerun it: `docs/benchmarks.md`.
 
+mod admin;
 mod case;
 mod clients;
 mod floor;
@@ -82,6 +83,8 @@ enum What {
     /// One of many clients; started by the program itself.
     #[command(hide = true)]
     Crowd(rds_tests::crowd::client::Settings),
+    /// Two programs of one daemon while its admin endpoint is attacked: what their round trips lose by that.
+    Admin(admin::Admin),
     /// Many clients of one daemon, of which some stand still: what the others lose by that.
     Clients(clients::Clients),
     /// Throughput of 1, 2 and 4 lanes, and what is left of it while one of them stalls.
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Some(What::Side(side)) => side.run(),
         Some(What::Serve(serve)) => serve.run(),
         Some(What::Crowd(settings)) => rds_tests::crowd::client::run(settings.clone()),
+        Some(What::Admin(admin)) => admin.run(),
         Some(What::Clients(clients)) => clients.run(),
         Some(What::Lanes(lanes)) => lanes.run(),
         Some(What::Daemon(daemon)) => daemon.run(),

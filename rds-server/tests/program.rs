@@ -1,7 +1,8 @@
 //! The program itself: what it says when it cannot start, and how it ends.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -107,4 +108,43 @@ fn what_keeps_it_from_starting_is_said_with_what_to_do() {
         assert!(said.contains(says), "{said}");
         assert!(!socket.exists(), "nothing is left");
     }
+}
+
+#[test]
+fn a_second_signal_ends_it_although_nobody_reads_its_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("rds.sock");
+    let mut running =
+        Running::start(&socket, &["--address", "127.43.4.5", "--listen-port", "26744"]).ready(&socket);
+    let deadline = Instant::now() + LONG;
+    let process = format!("/proc/{}", running.0.id());
+    // Its last thread: it has said all that it says at its start.
+    let runs = || {
+        let tasks = std::fs::read_dir(format!("{process}/task")).unwrap().flatten();
+        let names = tasks.map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+        names.into_iter().any(|name| name.trim_end() == "rds reload")
+    };
+    while !runs() {
+        assert!(Instant::now() < deadline, "it never runs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Opened anew, so that the flag is not the daemon's.
+    let mut log = std::fs::OpenOptions::new()
+        .write(true)
+        .custom_flags(nix::libc::O_NONBLOCK)
+        .open(format!("{process}/fd/2"))
+        .unwrap();
+    for size in [4096, 1] {
+        while log.write(&vec![b'\n'; size]).is_ok() {}
+    }
+    running.signal(Signal::SIGTERM);
+    running.signal(Signal::SIGINT);
+    let status = loop {
+        match running.0.try_wait().unwrap() {
+            Some(status) => break status,
+            None => assert!(Instant::now() < deadline, "it waits for its log to be read"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(status.code(), Some(1));
 }

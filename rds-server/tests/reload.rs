@@ -3,6 +3,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use common::{Daemon, LONG, attach};
@@ -10,6 +11,9 @@ use rds_client::{Completion, Node, OpenError, Received, Socket};
 use rds_core::proto::{BindError, PeerFilter, PeerRules};
 use rds_server::access::Attach;
 use rds_server::config::{Reloader, Source};
+use rds_server::life::Inherited;
+use rds_server::server::Server;
+use rds_server::settings::Settings;
 
 fn patient(socket: Socket) -> Socket {
     socket.set_recv_timeout(Some(LONG));
@@ -165,4 +169,19 @@ fn the_status_tells_where_the_configuration_is_from_and_why_it_could_not_be_read
     assert!(reloader.reload(&calls).is_ok(), "there is nothing to tell it");
     write("");
     assert!(reloader.reload(&calls).unwrap_err().contains("ending"));
+}
+
+#[test]
+fn where_it_serves_stays_what_it_is_although_another_path_is_configured() {
+    let folder = tempfile::tempdir().unwrap();
+    let passed = folder.path().join("passed.sock");
+    let mut inherited = Inherited::default();
+    inherited.programs = Some(UnixListener::bind(&passed).unwrap());
+    let mut settings = Settings::new(vec!["127.43.6.9".parse().unwrap()]);
+    settings.socket = folder.path().join("configured.sock");
+    (settings.listen_port, settings.dial_port) = (common::PORT, common::PORT);
+    let server = Server::start_with(settings.clone(), inherited).unwrap();
+    settings.quotas.max_clients = 7;
+    server.calls().reload(settings, LONG).unwrap();
+    assert_eq!(server.calls().status(LONG).unwrap().socket, passed);
 }

@@ -118,7 +118,9 @@ impl Plan {
         let child = command.spawn().unwrap_or_else(|e| panic!("the daemon at {}: {e}", self.address));
         let mut daemon = Daemon { child, address: self.address.into(), socket: self.socket.clone(), errors };
         // It listens before it has all that it needs: who only connected would count too few files.
-        daemon.until("it serves", |daemon| daemon.log().contains(" serving "));
+        daemon.until("it serves", |daemon| {
+            [" serving ", r#""serving""#].iter().any(|said| daemon.log().contains(said))
+        });
         daemon
     }
 }

@@ -9,6 +9,7 @@ pub mod copied;
 pub mod crowd;
 pub mod daemon;
 pub mod guest;
+pub mod http;
 pub mod interop;
 pub mod ledger;
 pub mod netns;

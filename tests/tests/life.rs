@@ -444,7 +444,7 @@ fn the_units_are_without_fault_and_leave_the_daemon_little_to_do_harm_with() {
         let text = std::fs::read_to_string(units.join(name)).expect("it is there");
         // The program is where this build put it.
         let text =
-            text.replace("/usr/sbin/rds-server", &rds_tests::program::rds_server().display().to_string());
+            text.replace("/usr/bin/rds-server", &rds_tests::program::rds_server().display().to_string());
         let path = scratch.path().join(name);
         std::fs::write(&path, text).expect("it can be written");
         paths.push(path);

@@ -190,6 +190,23 @@ fn links_between_documents_lead_somewhere() {
 }
 
 #[test]
+fn the_book_and_the_list_of_pages_have_every_page() {
+    let (summary, list) = (read("docs/SUMMARY.md"), read("docs/README.md"));
+    let mut found = Vec::new();
+    for (name, _) in files("docs", &[".md"]) {
+        let page = name.trim_start_matches("docs/");
+        let link = format!("]({page})");
+        if page != "SUMMARY.md" && !summary.contains(&link) {
+            found.push(format!("docs/SUMMARY.md has no {page}"));
+        }
+        if !["SUMMARY.md", "README.md"].contains(&page) && !list.contains(&link) {
+            found.push(format!("docs/README.md has no {page}"));
+        }
+    }
+    none("pages that nobody finds", found);
+}
+
+#[test]
 fn limits_names_every_setting_with_its_default() {
     let limits = read("docs/limits.md");
     let mut found = Vec::new();

@@ -98,10 +98,12 @@ pub(crate) struct Daemon {
     child: Child,
     /// The socket to attach to.
     pub(crate) socket: PathBuf,
+    /// Where its admin endpoint is.
+    pub(crate) admin: Option<SocketAddr>,
 }
 
 impl Daemon {
-    /// Starts it with a node at `address`, whose TCP ports are `port`.
+    /// Starts it with a node at `address`, whose TCP ports are `port`, and an admin endpoint.
     pub(crate) fn start(
         scratch: &Path,
         address: Ipv4Addr,
@@ -115,11 +117,12 @@ impl Daemon {
         command.args(["--port", &port.to_string()]).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.args(ring.map(|ring| format!("--ring={ring}")));
         let child = command.spawn().map_err(|e| format!("cannot start a daemon: {e}"))?;
-        let mut daemon = Self { child, socket };
+        let mut daemon = Self { child, socket, admin: None };
         let mut line = String::new();
         let out = daemon.child.stdout.take().expect("piped");
         // It says so once clients can attach.
         let read = BufReader::new(out).read_line(&mut line);
+        daemon.admin = line.trim().strip_prefix("ready ").and_then(|at| at.parse().ok());
         match read {
             Ok(len) if len > 0 => Ok(daemon),
             _ => Err(format!("the daemon at {address} does not start")),

@@ -146,8 +146,9 @@ impl Serve {
         (settings.listen_port, settings.dial_port) = (self.port, self.port);
         settings.ring = self.ring.unwrap_or(settings.ring);
         settings.congestion_control = Some(CONGESTION_CONTROL.to_owned());
+        settings.admin = Some("127.0.0.1:0".parse()?);
         let server = rds_server::server::Server::start(settings).map_err(|e| e.to_string())?;
-        say("ready")?;
+        say(&format!("ready {}", server.admin().ok_or("it has no admin endpoint")?))?;
         // An error ends the input as well.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         server.stop().map(drop).map_err(|e| e.to_string())

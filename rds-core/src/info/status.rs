@@ -5,7 +5,8 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{self, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Snapshot;
 use crate::zerocopy::Mode;
@@ -117,7 +118,7 @@ pub struct NodeStatus {
     #[serde(flatten)]
     pub node: Snapshot,
     /// Programs that are attached, oldest first.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "clients")]
     pub clients: Vec<ClientInfo>,
     /// Bound ports, ascending.
     #[serde(default)]
@@ -143,6 +144,32 @@ impl NodeStatus {
         let ports = node.sockets.iter().map(|socket| port(socket.bound)).collect();
         Self::new(node, Vec::new(), ports)
     }
+}
+
+/// Most programs that are taken of what somebody says: each takes far more memory than the least text that can stand for one.
+const MOST_CLIENTS: usize = 1 << 16;
+
+fn clients<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ClientInfo>, D::Error> {
+    struct Clients;
+    impl<'de> Visitor<'de> for Clients {
+        type Value = Vec<ClientInfo>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "up to {MOST_CLIENTS} programs")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<ClientInfo>, A::Error> {
+            let mut clients = Vec::new();
+            while let Some(client) = seq.next_element()? {
+                if clients.len() == MOST_CLIENTS {
+                    return Err(de::Error::invalid_length(clients.len() + 1, &self));
+                }
+                clients.push(client);
+            }
+            Ok(clients)
+        }
+    }
+    deserializer.deserialize_seq(Clients)
 }
 
 /// One attached program.
@@ -269,5 +296,19 @@ mod tests {
         let newer = json.replacen('{', r#"{"what_comes_later":[1],"#, 1).replace(r#""ready""#, r#""musing""#);
         assert_eq!(serde_json::from_str::<Status>(&newer).unwrap().state, State::Unknown);
         assert_eq!(serde_json::from_str::<Status>(r#"{"pid":9}"#).unwrap().pid, 9);
+    }
+
+    #[test]
+    fn a_short_text_cannot_stand_for_programs_without_end() {
+        let node = Node::new(Config::new([127, 0, 0, 1].into(), NonZeroU32::MIN)).unwrap();
+        let said = serde_json::to_string(&NodeStatus::embedded(node.snapshot(false))).unwrap();
+        let read = |clients: usize| {
+            let many = format!(r#""clients":[{}]"#, vec!["{}"; clients].join(","));
+            let text = said.replacen(r#""clients":[]"#, &many, 1);
+            serde_json::from_str::<NodeStatus>(&text).map(|status| status.clients.len())
+        };
+        assert_eq!(read(MOST_CLIENTS).unwrap(), MOST_CLIENTS);
+        let error = read(MOST_CLIENTS + 1).unwrap_err().to_string();
+        assert!(error.contains("up to 65536 programs"), "{error}");
     }
 }

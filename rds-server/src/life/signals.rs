@@ -13,7 +13,7 @@ use crate::service::Calls;
 
 use super::notify;
 
-/// How long a second signal lets itself be held up by saying what is left.
+/// How long a signal lets itself be held up by saying what it does, and what is left.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What signals are for.
@@ -28,12 +28,14 @@ pub(super) struct Target {
 impl Target {
     fn stop(&self, signal: i32) {
         let drain = self.calls.drain();
-        notify::stopping(drain);
-        tracing::info!(
-            signal = name(signal),
-            drain_s = drain.as_secs(),
-            "ending: no new programs, delivering what was accepted; a second signal ends it at once"
-        );
+        say(move || {
+            notify::stopping(drain);
+            tracing::info!(
+                signal = name(signal),
+                drain_s = drain.as_secs(),
+                "ending: no new programs, delivering what was accepted; a second signal ends it at once"
+            );
+        });
         self.calls.stop();
     }
 }
@@ -105,21 +107,28 @@ fn serve(mut caught: Caught, state: &Mutex<State>, hangup: &SyncSender<()>) {
 
 /// Ends the process, whatever else hangs.
 fn end_at_once(signal: i32, target: Option<Target>) -> ! {
-    let (said, done) = mpsc::channel();
-    // A node's lock may be held, or standard error not be read: this thread waits for neither.
-    let last_words = move || {
+    // A node's lock may be held.
+    say(move || {
         let left: Vec<_> = target.iter().flat_map(|target| &target.engines).collect();
         for engine in &left {
             tracing::error!(node = %engine.address(), unfinished = engine.unfinished(), "messages are left");
         }
         let during = if target.is_some() { "drained" } else { "started" };
         tracing::error!(signal = name(signal), "a second signal while it {during}: it ends at once");
+    });
+    std::process::exit(1)
+}
+
+/// Says something, but does not wait for long: standard error, or NOTIFY_SOCKET, may be read by nobody, and the next signal is to be heard.
+fn say(what: impl FnOnce() + Send + 'static) {
+    let (said, done) = mpsc::channel();
+    let saying = move || {
+        what();
         let _ = said.send(());
     };
-    if std::thread::Builder::new().spawn(last_words).is_ok() {
+    if std::thread::Builder::new().name("rds says".to_owned()).spawn(saying).is_ok() {
         let _ = done.recv_timeout(LAST_WORDS);
     }
-    std::process::exit(1)
 }
 
 fn name(signal: i32) -> &'static str {

@@ -2,7 +2,7 @@
 //!
 //! It has no password, so only programs of this host come to it; and those are not trusted either. There are so many connections at a time and no
 //! more, each has one request with a small head, is heard and answered within seconds, and gives way to a newer one while it has not said what it
-//! wants. Whatever they do, the service thread is asked four times a second.
+//! wants, or does not read what it was answered. Whatever they do, the service thread is asked four times a second.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,9 +39,14 @@ const HEADERS: usize = 64;
 const HEAD: Duration = Duration::from_secs(5);
 /// How long all of a connection may take.
 const WHOLE: Duration = Duration::from_secs(10);
+/// How long an answer may lie unread while others wait for a place.
+const UNREAD: Duration = Duration::from_millis(250);
 /// Connections are accepted at this distance, once so many have come at once: who connects without end has a small share of a processor.
-const PACE: Duration = Duration::from_millis(2);
+const PACE: Duration = Duration::from_millis(1);
 const BURST: u32 = 64;
+/// Connections that wait to be accepted. At that pace they wait for an eighth of a second, behind however many; with the system's 4096 an honest
+/// one would wait for seconds.
+const BACKLOG: i32 = 128;
 /// How long accepting waits when the system has no room.
 const PAUSE: Duration = Duration::from_millis(100);
 /// By how much its thread is less important than the others.
@@ -97,7 +102,7 @@ impl Open {
         match address {
             AdminAddress::Tcp(at) => {
                 let fail = |source| AdminError::Bind { address: address.clone(), source };
-                Self::tcp(TcpListener::bind(at).map_err(fail)?)
+                Self::tcp(listen(*at).map_err(fail)?)
             }
             AdminAddress::Unix(path) => {
                 let file = Listener::bind(
@@ -135,6 +140,15 @@ impl Open {
         let path = socket.local_addr()?.as_pathname().map(Into::into);
         Ok(Self { socket: Socket::Unix(socket, None), address: AdminAddress::Unix(path.unwrap_or_default()) })
     }
+}
+
+fn listen(at: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(socket2::Domain::for_address(at), socket2::Type::STREAM, None)?;
+    // Not refused for connections of an earlier daemon that have ended.
+    socket.set_reuse_address(true)?;
+    socket.bind(&at.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// The endpoint, served. Dropping it ends it.
@@ -233,8 +247,8 @@ async fn serve(socket: Accept, router: Router) {
         };
         while tasks.try_join_next().is_some() {}
         while !slots.make_room() {
-            // All are being answered, which ends soon.
-            tasks.join_next().await;
+            // All are being answered, which ends soon, or have been a moment ago.
+            let _ = tokio::time::timeout(UNREAD, tasks.join_next()).await;
         }
         let slot = Slot { id, slots: slots.clone() };
         let router = router.clone();
@@ -243,6 +257,8 @@ async fn serve(socket: Accept, router: Router) {
             Connection::Unix(socket) => tasks.spawn(answer(socket, router, slot)),
         };
         slots.add(id, task);
+        // Those that were ended go now, and not after the burst.
+        tokio::task::yield_now().await;
         let now = Instant::now();
         due = due.max(now - PACE * BURST) + PACE;
         if due > now {
@@ -255,8 +271,15 @@ async fn serve(socket: Accept, router: Router) {
 async fn answer(socket: impl AsyncRead + AsyncWrite + Unpin, router: Router, slot: Slot) {
     let pages = TowerToHyperService::new(router);
     let service = service_fn(|request| {
-        slot.has_asked();
-        pages.call(request)
+        slot.is(Stage::Asked);
+        let answer = pages.call(request);
+        let slot = &slot;
+        async move {
+            let answer = answer.await;
+            // It is there as a whole: what is left is up to the other end.
+            slot.is(Stage::Answered(Instant::now()));
+            answer
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -271,28 +294,42 @@ async fn answer(socket: impl AsyncRead + AsyncWrite + Unpin, router: Router, slo
     let _ = tokio::time::timeout(WHOLE, connection).await;
 }
 
-/// The connections that there are, in the order in which they came: how each is ended, and whether it has said what it wants.
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It has not said what it wants.
+    Silent,
+    Asked,
+    /// It has its answer, or would have if it read it.
+    Answered(Instant),
+}
+
+/// The connections that there are, in the order in which they came: how each is ended, and how far it is.
 #[derive(Clone, Debug, Default)]
-struct Slots(Arc<Mutex<BTreeMap<u64, (AbortHandle, bool)>>>);
+struct Slots(Arc<Mutex<BTreeMap<u64, (AbortHandle, Stage)>>>);
 
 impl Slots {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (AbortHandle, bool)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, (AbortHandle, Stage)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, id: u64, task: AbortHandle) {
         // On a runtime of one thread, it has not begun yet.
-        self.lock().insert(id, (task, false));
+        self.lock().insert(id, (task, Stage::Silent));
     }
 
-    /// Whether there is room for one more, for which the oldest that has not said what it wants is ended.
+    /// Whether there is room for one more, for which the oldest that has not said what it wants is ended, or else the oldest that has not read its
+    /// answer.
     fn make_room(&self) -> bool {
         let mut slots = self.lock();
         if slots.len() < CONNECTIONS {
             return true;
         }
-        let silent = slots.iter().find(|(_, (_, asked))| !asked).map(|(id, _)| *id);
-        let Some((task, _)) = silent.and_then(|id| slots.remove(&id)) else { return false };
+        let oldest =
+            |of: fn(&Stage) -> bool| slots.iter().find(|(_, (_, stage))| of(stage)).map(|(id, _)| *id);
+        let unread = |stage: &Stage| matches!(stage, Stage::Answered(at) if at.elapsed() >= UNREAD);
+        let idle = oldest(|stage| *stage == Stage::Silent).or_else(|| oldest(unread));
+        let Some((task, _)) = idle.and_then(|id| slots.remove(&id)) else { return false };
         // What is dropped by it takes the lock.
         drop(slots);
         task.abort();
@@ -307,9 +344,9 @@ struct Slot {
 }
 
 impl Slot {
-    fn has_asked(&self) {
-        if let Some((_, asked)) = self.slots.lock().get_mut(&self.id) {
-            *asked = true;
+    fn is(&self, stage: Stage) {
+        if let Some((_, its)) = self.slots.lock().get_mut(&self.id) {
+            *its = stage;
         }
     }
 }
@@ -317,5 +354,58 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         self.slots.lock().remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use axum::routing::get;
+
+    use super::*;
+
+    /// More than the kernel keeps for who does not read.
+    const LARGE: usize = 16 << 20;
+
+    fn ask(at: SocketAddr, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").as_bytes()).unwrap();
+        stream
+    }
+
+    #[test]
+    fn who_does_not_read_answers_gives_way_to_who_wants_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let at = listener.local_addr().unwrap();
+        let large = axum::body::Bytes::from(vec![b'x'; LARGE]);
+        let router = Router::new()
+            .route("/large", get(move || std::future::ready(large.clone())))
+            .route("/small", get(|| async { "here" }));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(Accept::Tcp(listener), router) => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        let mut unread: Vec<_> = (0..CONNECTIONS).map(|_| ask(at, "/large")).collect();
+        // Each has the first byte of its answer, and will not take the rest.
+        unread.iter_mut().for_each(|stream| stream.read_exact(&mut [0]).unwrap());
+        let mut text = String::new();
+        ask(at, "/small").read_to_string(&mut text).unwrap();
+        assert!(text.ends_with("\r\n\r\nhere"), "{text}");
+        // It was the oldest alone that made way: the others' time is not over.
+        for (n, mut stream) in unread.into_iter().enumerate().skip(1) {
+            let mut body = Vec::new();
+            let end = stream.read_to_end(&mut body);
+            assert!(end.is_ok() && body.len() > LARGE, "number {n}: {end:?} after {} bytes", body.len());
+        }
+        drop(stop);
+        thread.join().unwrap();
     }
 }

@@ -56,7 +56,13 @@ impl Cache {
     }
 
     /// The status, at most a quarter of a second old; `None` if the service thread does not answer in time.
-    pub(super) async fn get(&self) -> Option<Arc<Shown>> {
+    pub(super) async fn get(self: &Arc<Self>) -> Option<Arc<Shown>> {
+        let this = Arc::clone(self);
+        // A task of its own: a reader that goes away meanwhile must not take the answer with it, or the next one would ask again at once.
+        tokio::spawn(async move { this.look().await }).await.ok()?
+    }
+
+    async fn look(&self) -> Option<Arc<Shown>> {
         let mut last = self.last.lock().await;
         if last.at.is_some_and(|at| at.elapsed() < FRESH) {
             return last.shown.clone();
@@ -132,6 +138,27 @@ mod tests {
             tokio::time::sleep(FRESH).await;
             assert_eq!(code(&router, "/healthz").await, StatusCode::OK);
             assert!(calls.tasks().is_empty());
+        });
+    }
+
+    #[test]
+    fn readers_that_go_away_before_they_are_answered_do_not_have_it_asked_again() {
+        let (_poll, calls) = calls();
+        let cache = Arc::new(Cache::new(Arc::clone(&calls)));
+        run(async {
+            for _ in 0..10 {
+                // Dropped while it waits, as that of a connection that was reset.
+                assert!(timeout(Duration::from_millis(1), cache.get()).await.is_err());
+            }
+            let tasks = calls.tasks();
+            assert_eq!(tasks.len(), 1, "each of them has a snapshot of every node taken");
+            for task in tasks {
+                if let crate::service::Task::Status(tell) = task {
+                    tell(Status::new("1", 1));
+                }
+            }
+            assert!(cache.get().await.is_some());
+            assert!(calls.tasks().is_empty(), "the answer was there");
         });
     }
 

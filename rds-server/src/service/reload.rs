@@ -9,6 +9,8 @@ impl Service {
     /// refused now. What is fixed when a node is opened stays as it is.
     pub(super) fn reload(&mut self, settings: Settings) {
         let old = std::mem::replace(&mut self.settings, settings);
+        // Where it is: at the one that was passed, whatever is configured.
+        self.settings.socket.clone_from(&old.socket);
         let new = &self.settings;
         self.table.set_quotas(new.quotas);
         for host in &self.hosts {

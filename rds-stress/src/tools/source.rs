@@ -16,6 +16,8 @@ use crate::error::{Failure, failure};
 const NODES: usize = 256;
 /// Longest answer of a program, in bytes.
 const LONGEST: u64 = 64 << 20;
+/// Most that is kept of all of them, in rows of tables.
+const ROWS: usize = 1 << 20;
 /// How long a program may take for it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -66,13 +68,31 @@ fn daemon(path: &Path) -> Result<Seen, Failure> {
         }
     }
     let own = first.node.address;
+    let mut rows = 0;
+    add(&mut rows, &first)?;
     let mut nodes = vec![first];
     for address in addresses {
         if address != own {
-            nodes.push(status(path, Some(address))?);
+            let status = status(path, Some(address))?;
+            add(&mut rows, &status)?;
+            nodes.push(status);
         }
     }
     Ok(Seen { nodes, owner: None })
+}
+
+/// Adds what is kept of a node: each answer is bounded, but there may be many.
+fn add(rows: &mut usize, status: &NodeStatus) -> Result<(), Failure> {
+    let lanes = status.node.peers.iter().flat_map(|peer| &peer.connections);
+    let messages: usize =
+        lanes.map(|lane| 1 + lane.send_queue.len() + lane.retransmit_queue.len()).sum::<usize>();
+    let sockets: usize = status.clients.iter().map(|client| 1 + client.sockets.len()).sum();
+    let (node, ports) = (&status.node, status.ports.len() + status.addresses.len());
+    *rows += messages + sockets + ports + node.peers.len() + node.sockets.len() + node.received.len();
+    if *rows <= ROWS {
+        return Ok(());
+    }
+    Err(failure!("there is more to show than the {ROWS} rows that this program keeps"))
 }
 
 fn status(path: &Path, address: Option<IpAddr>) -> Result<NodeStatus, Failure> {
@@ -117,9 +137,14 @@ fn program(path: &Path) -> Result<Seen, Failure> {
     let text = read(stream, deadline)
         .map_err(|e| failure!("what answers at {at} is no RDS node that this program understands: {e}"))?;
     let lines = text.split(|b| *b == b'\n').filter(|line| !line.is_empty()).take(NODES);
-    let nodes: Result<Vec<NodeStatus>, _> = lines.map(serde_json::from_slice).collect();
-    let nodes = nodes
-        .map_err(|e| failure!("what answers at {at} is no RDS node that this program understands: {e}"))?;
+    let (mut nodes, mut rows) = (Vec::new(), 0);
+    for line in lines {
+        let status = serde_json::from_slice(line).map_err(|e| {
+            failure!("what answers at {at} is no RDS node that this program understands: {e}")
+        })?;
+        add(&mut rows, &status)?;
+        nodes.push(status);
+    }
     if nodes.is_empty() {
         return Err(failure!("the program at {at} has no node any more: it is ending, try again"));
     }
@@ -162,4 +187,21 @@ fn read(mut stream: UnixStream, deadline: Instant) -> io::Result<Vec<u8>> {
 pub(super) fn comm(pid: i32) -> String {
     let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     String::from_utf8_lossy(&name).trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_kept_of_many_nodes_than_of_one() {
+        let config = rds_client::Config::new([10, 0, 0, 1].into(), std::num::NonZeroU32::MIN);
+        let node = rds_core::proto::Node::new(config).unwrap();
+        let mut status = NodeStatus::embedded(node.snapshot(true));
+        status.addresses = vec![[10, 0, 0, 1].into(); ROWS / 2];
+        let mut rows = 0;
+        add(&mut rows, &status).unwrap();
+        add(&mut rows, &status).unwrap();
+        assert!(add(&mut rows, &status).unwrap_err().message.contains("more to show"));
+    }
 }

@@ -102,7 +102,7 @@ pub fn paths(nodes: &[NodeStatus], addresses: Addresses, now: Duration) -> Strin
 fn path_flags(lane: &ConnectionInfo) -> String {
     let flag = |is_so, letter| if is_so { letter } else { '-' };
     [
-        flag(lane.state == "up" && lane.queued + lane.unacknowledged > 0, 's'),
+        flag(lane.state == "up" && (lane.queued > 0 || lane.unacknowledged > 0), 's'),
         flag(matches!(lane.state, "connecting" | "handshake"), 'c'),
         flag(lane.state == "up", 'C'),
         flag(lane.state == "down" && lane.last_reason.is_some(), 'E'),
@@ -137,7 +137,8 @@ pub fn peers(nodes: &[NodeStatus], before: Before<'_>) -> String {
     for node in nodes {
         let address = node.node.address;
         for peer in &node.node.peers {
-            let sum = |of: fn(&ConnectionInfo) -> u64| peer.connections.iter().map(of).sum::<u64>();
+            let sum =
+                |of: fn(&ConnectionInfo) -> u64| peer.connections.iter().map(of).fold(0, u64::saturating_add);
             let mut row = vec![
                 address.to_string(),
                 peer.address.to_string(),
@@ -194,7 +195,7 @@ fn rates(now: &PeerInfo, before: Option<&PeerInfo>, seconds: f64) -> [String; 4]
             bytes(lane.tcp.tcp_bytes_sent, old.tcp.tcp_bytes_sent),
             bytes(lane.tcp.tcp_bytes_received, old.tcp.tcp_bytes_received),
         ];
-        sums.iter_mut().zip(new).for_each(|(sum, new)| *sum += new);
+        sums.iter_mut().zip(new).for_each(|(sum, new)| *sum = sum.saturating_add(new));
     }
     let [tx, rx, out, inward] = sums.map(|sum| sum as f64 / seconds);
     [
@@ -265,7 +266,7 @@ pub fn clients(nodes: &[NodeStatus]) -> String {
                 client.receive_buffers.to_string(),
                 client.pinned_bytes.to_string(),
                 client.sockets.len().to_string(),
-                client.sockets.iter().map(|s| s.waiting).sum::<usize>().to_string(),
+                client.sockets.iter().map(|s| s.waiting).fold(0, usize::saturating_add).to_string(),
                 client.held.records.to_string(),
                 client.held.bytes.to_string(),
                 name(&client.program, 64),
@@ -343,7 +344,9 @@ fn socket_name(bound: SocketAddr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::rows::Rows;
     use super::*;
+    use crate::tools::source::Seen;
 
     /// A node of a daemon, from what a daemon would say.
     fn node() -> NodeStatus {
@@ -412,6 +415,31 @@ mod tests {
         // Another connection has counted from 0.
         now.node.peers[0].connections[0].tcp.local = Some(([10, 0, 0, 1], 50_001).into());
         assert_eq!(rates(&now, node()), ["100.0", "5.0", "3.0", "5.0"]);
+    }
+
+    #[test]
+    fn figures_that_cannot_be_are_shown_and_end_nothing() {
+        let mut before = node();
+        for lane in &mut before.node.peers[0].connections {
+            (lane.next_tx, lane.next_rx) = (2, 2);
+        }
+        let mut now = node();
+        for lane in &mut now.node.peers[0].connections {
+            (lane.state, lane.queued, lane.unacknowledged) = ("up", u64::MAX, u64::MAX);
+            (lane.next_tx, lane.next_rx) = (u64::MAX, u64::MAX);
+            (lane.connected_ms, lane.reset_ms) = (Some(u64::MAX), Some(u64::MAX));
+            (lane.tcp.tcp_bytes_sent, lane.tcp.tcp_bytes_received) = (Some(u64::MAX), Some(u64::MAX));
+        }
+        let socket = now.clients[0].sockets[0];
+        now.clients[0].sockets = vec![socket; 2];
+        now.clients[0].sockets.iter_mut().for_each(|socket| socket.waiting = usize::MAX);
+        let nodes = [now];
+        let most = u64::MAX.to_string();
+        assert!(paths(&nodes, Addresses { all: false }, Duration::ZERO).contains("s-C-"));
+        assert!(peers(&nodes, Some((&[before], 1e-9))).contains(&most));
+        assert!(clients(&nodes).contains(&most));
+        let seen = Seen { nodes: nodes.to_vec(), owner: None };
+        assert_eq!(Rows::of_nodes(&seen).connections[0].flags, "s-C-");
     }
 
     #[test]

@@ -154,7 +154,7 @@ impl Rows {
                 next_tx: peer.connections.first().map_or(0, |c| c.next_tx),
                 next_rx: peer.connections.first().map_or(0, |c| c.next_rx),
                 flags: [
-                    flag(up && peer.connections.iter().any(|c| c.queued + c.unacknowledged > 0), 's'),
+                    flag(up && peer.connections.iter().any(|c| c.queued > 0 || c.unacknowledged > 0), 's'),
                     flag(any(&["connecting", "handshake"]), 'c'),
                     flag(up, 'C'),
                     flag(!up && peer.last_reason.is_some(), 'E'),

@@ -118,6 +118,9 @@ fn interval(text: &str) -> Result<Duration, String> {
     Err(format!("'{text}' is out of range: give 0 to 86400 seconds"))
 }
 
+/// Replies that are taken from a socket before it is looked whether the end has come: somebody may send more than can be printed.
+const TAKEN: u32 = 64;
+
 /// Set by Ctrl-C.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -250,7 +253,7 @@ fn ping(cli: &Cli, lines: &mut Lines, summary: &mut Summary) -> Result<(), Failu
         lines.wait(&waiting, until.saturating_duration_since(now).min(LOOK));
         for (index, place) in sent.iter_mut().enumerate() {
             let Some(ping) = place else { continue };
-            take(cli, lines, index, ping, summary);
+            take(cli, || lines.receive(index), ping, summary);
         }
         if summary.received == 0 && !told && began.elapsed() >= SILENCE {
             told = true;
@@ -282,10 +285,10 @@ fn wait_until(next_at: Instant, sent: &[Option<Sent>], all_sent: bool, now: Inst
     oldest + LOST
 }
 
-/// Takes what has come to a socket.
-fn take(cli: &Cli, lines: &mut Lines, index: usize, ping: &mut Sent, summary: &mut Summary) {
-    loop {
-        match lines.receive(index) {
+/// Takes what has come to a socket; of what comes without end, a part.
+fn take(cli: &Cli, mut receive: impl FnMut() -> Came, ping: &mut Sent, summary: &mut Summary) {
+    for _ in 0..TAKEN {
+        match receive() {
             Came::Nothing => return,
             Came::Reply(from) => {
                 let took = ping.at.elapsed();
@@ -390,6 +393,21 @@ mod tests {
             Cli::try_parse_from(["rds-ping"]).is_err()
                 && Cli::try_parse_from(["rds-ping", "a", "b"]).is_err()
         );
+    }
+
+    #[test]
+    fn who_answers_without_end_does_not_keep_it_from_ending() {
+        let cli = Cli::try_parse_from(["rds-ping", "10.0.0.1"]).unwrap();
+        let mut summary = Summary::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let mut ping = Sent { number: 1, at: Instant::now(), answered: false };
+        let mut came = 0;
+        let flood = || {
+            came += 1;
+            assert!(came < 10_000, "it takes whatever comes");
+            Came::Reply(([10, 0, 0, 1], 0).into())
+        };
+        take(&cli, flood, &mut ping, &mut summary);
+        assert_eq!((summary.received, summary.duplicates), (1, u64::from(TAKEN) - 1));
     }
 
     #[test]
