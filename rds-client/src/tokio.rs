@@ -1,4 +1,4 @@
-//! Sockets for tasks of a [tokio](::tokio) runtime. With the feature `tokio`.
+//! Sockets for tasks of a [tokio](https://docs.rs/tokio) runtime. With the feature `tokio`.
 //!
 //! [`Socket`] wraps a [`crate::Socket`] and has its blocking calls as `async` ones: a task that waits costs no thread. Receives and completions wait at
 //! the socket's descriptors, in the runtime's own poll loop; sends are woken by the node.

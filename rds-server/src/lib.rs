@@ -7,12 +7,15 @@
 //! * [`host`]: one node, and the ports that clients have bound.
 //! * [`remember`]: which ports were bound, over a restart.
 //! * [`service`]: the thread that serves all clients.
+//! * [`listener`]: the Unix socket at which clients come.
+//! * [`snapshot`]: all of it at one moment.
 //! * [`server`]: the whole, as a value.
 //! * [`life`]: the whole, as a process: signals, systemd, the end.
 //! * [`observe`]: what it shows of itself: admin pages, metrics, events.
 //! * [`doctor`]: what of a host keeps it from working well.
 //!
 //! Documented for its users in docs/daemon.md.
+
 pub mod access;
 pub mod broker;
 pub mod cli;

@@ -4,7 +4,7 @@
 //! * [`Key`]: what is known of each key.
 //! * [`Source`]: where values come from. [`Loaded`]: what came of them.
 //! * [`Reloader`]: reads the file again, and tells the daemon that runs.
-//! * [`print`]: the shipped example, the reference, and what `--print-config` shows.
+//! * [`mod@print`]: the shipped example, the reference, and what `--print-config` shows.
 
 use std::collections::HashSet;
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! `rds-server doctor`: what of this host keeps the daemon from working, or from working well, and what to do about it.
 //!
 //! * [`machine`]: where the facts of a host are read.
-//! * [`finding`]: what a check says. [`print`]: the same for people.
+//! * [`finding`]: what a check says. [`mod@print`]: the same for people.
 //! * [`kernel`], [`memory`], [`files`], [`tcp`]: limits and settings.
 //! * [`address`]: the nodes' addresses and their TCP port; [`holder`]: who has a port.
 //! * [`place`]: the socket at which programs attach.
