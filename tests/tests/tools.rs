@@ -243,6 +243,11 @@ fn a_ping_ends_with_a_summary_also_where_nobody_is() {
     let json: Value = serde_json::from_slice(&output.stdout).expect("JSON alone");
     assert_eq!((&json["sent"], &json["received"], &json["lost"]), (&2.into(), &0.into(), &2.into()));
     assert_eq!(json["avg_us"], Value::Null);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(errors.contains("no answer from"), "a short one says why as well: {errors}");
+    let left = info(&["-s", "-t", "--attach", path]);
+    assert!(rows(&left, "Send Message Queue").is_empty(), "the daemon keeps none of the pings: {left}");
+    assert!(rows(&left, "Retransmit Message Queue").is_empty(), "{left}");
     // An address of the network that is not there is told of when it lasts.
     let output = run(rds_ping(), &["-c", "5", "-n", "1", "-i", "1", "--attach", path, &dead]);
     let errors = String::from_utf8_lossy(&output.stderr);

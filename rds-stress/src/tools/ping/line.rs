@@ -45,6 +45,17 @@ pub struct Lines {
     sockets: Vec<Line>,
 }
 
+impl Drop for Lines {
+    /// Nobody waits any more for what could not be sent: a daemon would keep it for a peer that never comes, and wait for it at its own end.
+    fn drop(&mut self) {
+        for line in &self.sockets {
+            if let Line::Ours(socket) = line {
+                socket.cancel_all();
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Line {
     Ours(Socket),

@@ -225,6 +225,11 @@ fn ping(cli: &Cli, lines: &mut Lines, summary: &mut Summary) -> Result<(), Failu
         let now = Instant::now();
         let all_sent = cli.count > 0 && summary.sent >= cli.count;
         if all_sent && (summary.received >= cli.count || now >= next_at) {
+            // Sooner than it would be told below.
+            if summary.received == 0 && summary.errors == 0 && !told {
+                let to = summary.destination;
+                complain(PROGRAM, &format!("no answer from {to}{}", lines.why(to)));
+            }
             return Ok(());
         }
         if let Some(index) = free(&sent, turn, now).filter(|_| !all_sent && now >= next_at) {
