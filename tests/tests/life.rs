@@ -73,10 +73,9 @@ impl Two {
 
     /// Ends the clients, then the daemons, and compares the accounts.
     fn settle(mut self) {
-        self.clients.iter_mut().for_each(|client| {
-            client.receives(100);
-            client.drain();
-        });
+        // First all of them: who drains sends nothing any more that another could receive.
+        self.clients.iter_mut().for_each(|client| client.receives(100));
+        self.clients.iter_mut().for_each(Process::drain);
         self.clients.iter_mut().for_each(|client| _ = client.drained());
         self.clients.into_iter().for_each(Process::exit);
         for (plan, daemon) in self.plans.iter().zip(self.running) {
